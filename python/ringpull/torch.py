@@ -26,7 +26,7 @@ import torch
 from . import _native
 from .backward import Member, Reach, Reduction, as_real, fill
 from .combining import CombiningOptimizer, combine, names_of, parameters_of
-from .errors import ArgumentError, DuplicateKeyError
+from .errors import ArgumentError, DuplicateKeyError, MixedKeyTypesError
 from .kvstore import Handle, KVStore, create
 from .worker import warn_of_separate_models
 
@@ -57,6 +57,24 @@ def _next_key(store: KVStore, prefix: str) -> str:
     return f"{prefix}.{counts[prefix] - 1}"
 
 
+def _init_own(store: KVStore, prefix: str, value: torch.Tensor) -> str:
+    """Gives the store a key that the program does not know of, the same on every rank. Collective."""
+    while True:
+        key = _next_key(store, prefix)
+        try:
+            store.init(key, value)
+        except DuplicateKeyError:
+            # The program has called one of its own so, on every rank.
+            continue
+        except MixedKeyTypesError:
+            raise _by_integers() from None
+        return key
+
+
+def _by_integers() -> ArgumentError:
+    return ArgumentError("the store has integer keys, and parameters have keys that are strings\n  hint: give the optimizer a store of its own, as in ringpull.create")
+
+
 def broadcast_parameters(store: KVStore, parameters: _Parameters, prefix: str = "parameter") -> None:
     """Makes every rank's parameters, in their order, those of rank 0. Waits. Errors name those of ``named_parameters()``."""
     for named in parameters:
@@ -71,6 +89,8 @@ def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
             store.broadcast(key, as_real(value), as_real(value))
         except DuplicateKeyError:
             raise DuplicateKeyError(f'the program has a key "{key}" of this store already\n  hint: give another prefix, as in prefix="model"') from None
+        except MixedKeyTypesError:
+            raise _by_integers() from None
         _become(parameter, value)
 
 
@@ -161,8 +181,7 @@ class _Keys(Reach):
         # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
         own = torch.tensor([digest, digest * digest], dtype=torch.float64)
         # One that is pushed again would begin steps in `ringpull top`.
-        key, total = _next_key(self._store, "names"), own.clone()
-        self._store.init(key, torch.zeros_like(own))
+        key, total = _init_own(self._store, "names", torch.zeros_like(own)), own.clone()
         self._store.pushpull(key, total, keep=False)
         if not bool((total == own * self._store.num_workers).all()):
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -224,9 +243,9 @@ class _Keys(Reach):
         """Begins to sum three rows of that length over the ranks, of which this one has ones in these places."""
         if count not in self._arrays:
             values = array("i", bytes(12 * count))
-            self._arrays[count] = _next_key(self._store, "reached"), values, torch.frombuffer(values, dtype=torch.int32) if count else torch.zeros(0, dtype=torch.int32)
+            shared = torch.frombuffer(values, dtype=torch.int32) if count else torch.zeros(0, dtype=torch.int32)
+            self._arrays[count] = _init_own(self._store, "reached", shared), values, shared
             self.call(self._arrays[count][0], "what a backward pass has reached")
-            self._store.init(self._arrays[count][0], self._arrays[count][2])
         key, values, shared = self._arrays[count]
         values[:] = array("i", bytes(12 * count))
         for at, row in enumerate(rows):

@@ -23,7 +23,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
 /// The time limit of a job whose test sets none.
@@ -157,10 +157,29 @@ impl Processes {
         }
     }
 
-    /// Waits until the process of this name has written `words` `times` times.
+    /// Waits until the process of this name has written `words` `times` times. Fails at once if it has ended, or
+    /// the launcher that was to start it.
     pub fn wait_for(&self, name: &str, words: &str, times: usize, limit: Duration) {
         let complaint = format!("{name} did not write {words:?} {times} times");
-        self.wait_until(limit, &complaint, |processes| processes.written(name).count(words) >= times);
+        self.wait_until(limit, &complaint, |processes| {
+            // What it wrote before its end is there by then.
+            let has_ended = processes.has_ended(name);
+            let has_written = processes.written(name).count(words) >= times;
+            assert!(has_written || !has_ended, "{complaint} before it ended:\n{processes}");
+            has_written
+        });
+    }
+
+    /// Returns true if the started process of this name has ended; of a name that a launcher gives, if all
+    /// that were started have.
+    fn has_ended(&self, name: &str) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        // One that was waited for is no child any more.
+        let has_ended = |child: &Child| !matches!(waitid(WaitId::Pid(Pid::from_child(child)), options), Ok(None));
+        match self.started.iter().find(|(other, _)| other == name) {
+            Some((_, child)) => has_ended(child),
+            None => self.started.iter().all(|(_, child)| has_ended(child)),
+        }
     }
 
     /// The names of the started processes that run.

@@ -69,7 +69,8 @@ fn noise(seed: usize, len: usize) -> Vec<u8> {
 /// A node that the job could have, with a secret that it has not.
 fn false_name(speaks: Speaks) -> GivenName {
     let identity = if speaks == Speaks::Servers { b"worker 1".to_vec() } else { b"rank 1".to_vec() };
-    GivenName { identity, session: [7; 16], goes_on: false, secret: Some(b"the secret of another job".to_vec()) }
+    let secret = Some(b"the secret of another job".to_vec());
+    GivenName { identity, session: [7; 16], secret, ..GivenName::default() }
 }
 
 /// `count` connections, if the port accepts as many.

@@ -3,7 +3,7 @@
 //!
 //! | port | first | then | then | at last |
 //! | --- | --- | --- | --- | --- |
-//! | control star, scheduler, server | client: 91 bytes | it: 40, random | client: 45, a proof | it: 41; frames |
+//! | control star, scheduler, server | client: 124 bytes | it: 40, random | client: 45, a proof | it: 41; frames |
 //! | another rank's | nothing is ever said: it only has to be open | | | |
 
 use std::io::{self, Read, Write};
@@ -23,14 +23,14 @@ pub(crate) enum Speaks {
 }
 
 /// The lengths of what the two ends of a connection say before frames.
-pub(crate) const HELLO: usize = 91;
+pub(crate) const HELLO: usize = 124;
 pub(crate) const CHALLENGE: usize = 40;
 pub(crate) const PROOF: usize = 45;
 pub(crate) const VERDICT: usize = 41;
 
 /// The first bytes of a client and of a server. The next byte says whether there is a secret.
-pub(crate) const CLIENT_MAGIC: &[u8; 7] = b"RPULLC\x02";
-pub(crate) const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x02";
+pub(crate) const CLIENT_MAGIC: &[u8; 7] = b"RPULLC\x03";
+pub(crate) const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x03";
 /// A server's verdict on a wrong proof: a code, a number, and no proof of its own.
 pub(crate) const WRONG_SECRET: [u8; VERDICT] = {
     let mut verdict = [0; VERDICT];
@@ -43,6 +43,8 @@ pub(crate) const WRONG_SECRET: [u8; VERDICT] = {
 pub(crate) struct GivenName {
     /// The name that the node gives itself, and its session.
     pub(crate) identity: Vec<u8>,
+    /// The name that he asks for.
+    pub(crate) wanted: Vec<u8>,
     pub(crate) session: [u8; 16],
     /// True if he goes on with a connection that there was.
     pub(crate) goes_on: bool,
@@ -97,8 +99,8 @@ impl Speaks {
     }
 }
 
-/// Returns the first message: a flag of the secret, random bytes, the session, a port, the node's identity
-/// and its length.
+/// Returns the first message: a flag of the secret, random bytes, the session, a port, and two names with
+/// their lengths: the node's, and that of the process which it looks for.
 pub(crate) fn hello(name: &GivenName) -> [u8; HELLO] {
     let mut hello = [0; HELLO];
     hello[..7].copy_from_slice(CLIENT_MAGIC);
@@ -108,6 +110,8 @@ pub(crate) fn hello(name: &GivenName) -> [u8; HELLO] {
     hello[56..58].copy_from_slice(&9u16.to_le_bytes());
     hello[58] = name.identity.len() as u8;
     hello[59..59 + name.identity.len()].copy_from_slice(&name.identity);
+    hello[91] = name.wanted.len() as u8;
+    hello[92..92 + name.wanted.len()].copy_from_slice(&name.wanted);
     hello
 }
 

@@ -21,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Says at `port` that he is a node of this name: the connection, and the verdict.
 fn stranger(port: &OpenPort, name: &[u8]) -> (TcpStream, u8) {
     let stream = port.connect().unwrap().expect("it is accepted");
-    let name = GivenName { identity: name.to_vec(), ..GivenName::default() };
+    let wanted = if port.owner == "scheduler" { "the scheduler" } else { &port.owner };
+    let name = GivenName { identity: name.to_vec(), wanted: wanted.as_bytes().to_vec(), ..GivenName::default() };
     let verdict = port.speaks.greet(&stream, &name).unwrap_or_else(|cause| panic!("{}: {cause}", port.owner));
     (stream, verdict[0])
 }

@@ -72,6 +72,7 @@ impl Overheard {
         GivenName {
             session: self.said[40..56].try_into().expect("sixteen bytes"),
             identity: self.said[59..59 + usize::from(self.said[58])].to_vec(),
+            wanted: self.said[92..92 + usize::from(self.said[91])].to_vec(),
             goes_on: true,
             ..GivenName::default()
         }

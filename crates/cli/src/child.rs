@@ -5,7 +5,6 @@
 //! it. If the kernel does not list a process's children, nothing is detected.
 
 use std::io::ErrorKind;
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -69,6 +68,8 @@ const INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) struct Childless {
     /// `None`: its children mean nothing.
     pid: Option<u32>,
+    /// True if the process is not the `mpirun`, but has started it.
+    is_above: bool,
     asked: Option<Instant>,
     had_children: bool,
     since: Option<Instant>,
@@ -78,7 +79,12 @@ impl Childless {
     /// Watches process `pid`, an `mpirun` of ranks on `hosts`.
     pub(crate) fn watch(pid: u32, hosts: &[Host]) -> Self {
         let pid = hosts.iter().all(|host| *host == Host::Local).then_some(pid);
-        Childless { pid, asked: None, had_children: false, since: None }
+        Childless { pid, is_above: false, asked: None, had_children: false, since: None }
+    }
+
+    /// Watches the `mpirun` that process `pid` has started.
+    pub(crate) fn watch_below(pid: u32, hosts: &[Host]) -> Self {
+        Childless { is_above: true, ..Childless::watch(pid, hosts) }
     }
 
     /// Returns true if the process has had children, and then none for [`PATIENCE`]. To be polled; does not
@@ -90,7 +96,13 @@ impl Childless {
             return false;
         }
         self.asked = Some(now);
-        self.observe(now, has_children(pid) != Some(false))
+        let has_children = match children(pid) {
+            // It has not started the `mpirun` yet.
+            Some(below) if self.is_above && below.is_empty() => return false,
+            Some(below) if self.is_above => below.into_iter().any(|mpirun| has_children(mpirun) != Some(false)),
+            found => found.is_none_or(|found| !found.is_empty()),
+        };
+        self.observe(now, has_children)
     }
 
     fn observe(&mut self, now: Instant, has_children: bool) -> bool {
@@ -102,18 +114,23 @@ impl Childless {
 
 /// Returns true if any child of the process still runs; `None` if the kernel does not say.
 fn has_children(pid: u32) -> Option<bool> {
+    children(pid).map(|found| !found.is_empty())
+}
+
+/// The children of the process that still run; `None` if the kernel does not say.
+fn children(pid: u32) -> Option<Vec<u32>> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let mut found = false;
+    let mut found = Vec::new();
     for thread in threads.flatten() {
         let children = std::fs::read_to_string(thread.path().join("children")).ok()?;
-        found |= children.split_whitespace().any(runs);
+        found.extend(children.split_whitespace().filter_map(|child| child.parse().ok()).filter(|child| runs(*child)));
     }
     Some(found)
 }
 
 /// Returns true if a process still runs, and is not a zombie.
-fn runs(pid: &str) -> bool {
-    match std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")) {
+fn runs(pid: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         // The name before the state may contain anything, also parentheses.
         Ok(stat) => stat.rsplit_once(')').is_none_or(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X'])),
         Err(cause) => cause.kind() != ErrorKind::NotFound,
@@ -123,6 +140,7 @@ fn runs(pid: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn a_process_is_stuck_if_it_had_children_and_has_none_for_five_seconds() {

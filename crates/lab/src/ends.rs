@@ -2,7 +2,8 @@
 //! process.
 //!
 //! [`meaning`] is about a process that the launcher has started itself, and [`awaited`] about how long it
-//! waits for the others. [`of_mpirun`] is about a job of MPI ranks, whose processes `mpirun` ends together.
+//! waits for the others. [`of_mpirun`] is about a job of MPI ranks, whose processes `mpirun` ends together, and
+//! [`beside_ranks`] about one with servers beside them.
 //! The tests below hold the whole table.
 
 use std::os::unix::process::ExitStatusExt as _;
@@ -144,6 +145,19 @@ pub fn of_mpirun(end: MpirunEnd) -> Option<i32> {
     }
 }
 
+/// The exit code of a process of a job whose workers are the ranks of an `mpirun`: of a server, the scheduler
+/// or, as a worker, that `mpirun`, of which `ranks` says more.
+pub fn beside_ranks(role: Role, code: i32, ranks: MpirunEnd) -> i32 {
+    match (role, ranks) {
+        (Role::Worker, _) => of_mpirun(ranks).unwrap_or(code),
+        (_, _) if code == 0 => 0,
+        // The workers are done, though their `mpirun` may not have ended.
+        (_, MpirunEnd { have_workers_succeeded: true, .. }) => 0,
+        // A rank that has failed before is the cause of other failures.
+        (_, MpirunEnd { first_failure, .. }) => first_failure.unwrap_or(code),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,6 +289,40 @@ elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
                 assert_eq!(found == RemainingTime::Grace, state.workers == 0 && !state.has_failed, "{words}");
             }
         }
+    }
+
+    /// The end of each process of a hybrid job in the middle of it, and when its ranks have ended.
+    #[test]
+    fn the_exit_code_beside_ranks_is_the_first_failures_and_of_no_meaning_when_the_workers_have_succeeded() {
+        let mut count = 0;
+        for role in ROLES {
+            for code in [0, 1, 3, 137, 143] {
+                for bits in 0..1 << 3 {
+                    let [has_hung, have_succeeded, has_failed] = [0, 1, 2].map(|at| bits >> at & 1 > 0);
+                    let ranks = MpirunEnd {
+                        code: (!has_hung).then_some(code),
+                        interrupted: None,
+                        was_ended: false,
+                        have_all_ended: true,
+                        have_workers_succeeded: have_succeeded,
+                        first_failure: has_failed.then_some(9),
+                    };
+                    let found = beside_ranks(role, code, ranks);
+                    let words = format!("{role:?} {code} {ranks:?}");
+                    let is_well = have_succeeded || code == 0 && !(has_hung && role == Role::Worker);
+                    let expected = if is_well {
+                        0
+                    } else if has_failed {
+                        9
+                    } else {
+                        code
+                    };
+                    assert_eq!(found, expected, "{words}");
+                    count += 1;
+                }
+            }
+        }
+        assert_eq!(count, 3 * 5 * 8);
     }
 
     #[test]

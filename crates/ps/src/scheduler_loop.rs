@@ -51,8 +51,10 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     loop {
         bell.wait(tick);
         while let Some(event) = listener.event() {
-            if matches!(event, Event::Gone(_)) {
-                broken = Some(Instant::now());
+            match event {
+                Event::Gone(_) => broken = Some(Instant::now()),
+                Event::Refused(error) => return Err(error),
+                Event::Connected(_) => {}
             }
         }
         while let Some((session, frame)) = listener.receive() {
@@ -76,7 +78,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
     }
     let phase = scheduler.phase().clone();
-    listener.endpoint.close(FAREWELL);
+    socket::close(listener.endpoint, FAREWELL);
     match phase {
         JobPhase::Failed(error) => Err(error),
         _ => Ok(()),

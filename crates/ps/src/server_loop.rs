@@ -7,7 +7,7 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::status::RankStatus;
 use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{Error, Result};
-use ringpull_session::{Door, Frame};
+use ringpull_session::{Door, Event, Frame};
 
 use crate::link::{self, FAREWELL, Link};
 use crate::message::{FromScheduler, Job, Request, ToScheduler, decode, encode, short};
@@ -52,7 +52,11 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             }
         }
         // Who of the workers is gone, the scheduler says.
-        while listener.event().is_some() {}
+        while let Some(event) = listener.event() {
+            if let Event::Refused(error) = event {
+                return Err(error);
+            }
+        }
         let mut ended = None;
         while let Some(message) = link.receive() {
             let outputs = match message {
@@ -104,7 +108,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             break Err(link.lost(&cause));
         }
     };
-    listener.endpoint.close(FAREWELL);
+    socket::close(listener.endpoint, FAREWELL);
     link.leave()?;
     ended
 }

@@ -114,6 +114,11 @@ impl Sink for Mail {
         }
     }
 
+    fn failed(&self, error: Error) {
+        self.events.lock().push_back(Event::Refused(error));
+        self.bell.ring();
+    }
+
     fn has_room(&self) {
         self.bell.ring();
     }
@@ -146,7 +151,7 @@ impl Connection {
 
     /// Closes it, giving what is still to be sent at most `limit`.
     pub(crate) fn close(self, limit: Duration) {
-        self.endpoint.close(limit);
+        close(self.endpoint, limit);
     }
 }
 
@@ -155,6 +160,14 @@ impl Deref for Connection {
 
     fn deref(&self) -> &Session {
         &self.session
+    }
+}
+
+/// Closes it, giving what is still to be sent at most `limit`, and warns about what may not have arrived.
+pub(crate) fn close(endpoint: Endpoint, limit: Duration) {
+    let lost = endpoint.close(limit);
+    if lost > 0 && !limit.is_zero() {
+        tracing::warn!("{lost} messages of the end of the job were not confirmed in {limit:?}");
     }
 }
 

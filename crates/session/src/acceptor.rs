@@ -42,7 +42,7 @@ pub type Admits = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 /// The processes that may connect, and the conduct towards them.
 pub struct Door {
-    /// `the scheduler`, `server 1`, `rank 0`.
+    /// `the scheduler`, `server 1`, `rank 0`: those that connect have to look for this name.
     pub name: String,
     /// The job's secret.
     pub secret: Option<Secret>,
@@ -226,6 +226,7 @@ pub(crate) fn reason(failure: &HandshakeFailure) -> String {
             "it has another secret; set RINGPULL_SECRET to the same on every node of the job"
         }
         HandshakeFailure::Refused(Verdict::Forgotten) => "it goes on with a session that has ended",
+        HandshakeFailure::Refused(Verdict::Elsewhere) => "it looks for another process of the job",
         HandshakeFailure::Refused(Verdict::Full) => "every node of the job is there, and some more",
         HandshakeFailure::Refused(_) => "it has a name that no node of the job has, or another node's name",
     };

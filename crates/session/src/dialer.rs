@@ -22,7 +22,7 @@ pub(crate) const RECONNECT: Duration = Duration::from_millis(50);
 pub struct DialTarget {
     /// Its addresses, which are tried in turn.
     pub to: Vec<SocketAddr>,
-    /// `the scheduler`, `server 1`, `rank 0`.
+    /// `the scheduler`, `server 1`, `rank 0`: the name by which it listens, of at most 32 bytes.
     pub name: String,
     /// The identity that this process gives.
     pub identity: Vec<u8>,
@@ -114,7 +114,8 @@ impl Dialer {
         let port = self.port.as_ref().map_or(Ok(0), |port| port.local_addr().map(|at| at.port()))?;
         self.attempt += 1;
         let resumption = Resumption { goes_on: self.goes_on, attempt: self.attempt, received };
-        let hello = Hello { session: self.id, port, identity: target.identity.clone() };
+        let (identity, wanted) = (target.identity.clone(), target.name.clone().into_bytes());
+        let hello = Hello { session: self.id, port, identity, wanted };
         let random = random().map_err(io::Error::other)?;
         // If this end gives up, the other must not take that for the end of the process.
         sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).map_err(io::Error::from)?;
@@ -162,6 +163,10 @@ fn explain(refusal: &HandshakeFailure, target: &DialTarget) -> Error {
         HandshakeFailure::Refused(Verdict::Full) => (
             "more nodes than the job has are connected to it",
             "give each job a DMLC_PS_ROOT_PORT of its own; strangers are kept out by RINGPULL_SECRET",
+        ),
+        HandshakeFailure::Refused(Verdict::Elsewhere) => (
+            "another process of the job listens there",
+            "look at what passes connections on between the hosts: each address has to lead to its own process",
         ),
         _ => (
             "it does not answer as a node of this job",

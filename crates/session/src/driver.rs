@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,8 @@ struct DriverState {
     is_closing: AtomicBool,
     /// The thread ends.
     is_over: AtomicBool,
+    /// Frames of sessions that were closed and have ended before the peer had confirmed them.
+    lost: AtomicUsize,
 }
 
 impl DriverState {
@@ -99,6 +102,7 @@ impl Endpoint {
             refusals: Mutex::default(),
             is_closing: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            lost: AtomicUsize::new(0),
         });
         let may_block = dialer.is_some();
         let (peers, tried) = (BTreeMap::new(), mpsc::channel());
@@ -110,7 +114,11 @@ impl Endpoint {
         std::thread::Builder::new()
             .name("ringpull-session".to_owned())
             .spawn(move || {
-                driver.run();
+                let run = catch_unwind(AssertUnwindSafe(|| driver.run()));
+                if let Ok(Err(cause)) = &run {
+                    tracing::error!(%cause, "the connections of {} are not looked at any more", driver.shared.name);
+                }
+                driver.finish_all(!matches!(run, Ok(Ok(()))));
                 // Its ports are closed before the owner is told.
                 drop(driver);
                 drop(alive);
@@ -144,25 +152,40 @@ impl Endpoint {
         }
     }
 
-    /// Closes it, giving what is still to be sent at most `limit`.
-    pub fn close(mut self, limit: Duration) {
-        self.linger = limit;
+    /// Closes it, giving what is still to be sent at most `limit`. Returns the number of frames that no peer
+    /// has confirmed, although it has not said goodbye itself: these may be lost.
+    pub fn close(mut self, limit: Duration) -> usize {
+        self.linger = Duration::ZERO;
+        self.end(limit)
     }
-}
 
-impl Drop for Endpoint {
-    /// Sends what there is and a goodbye, waits until the peers have it or for a while, and ends the thread.
-    fn drop(&mut self) {
+    /// Sends what there is and a goodbye, waits until the peers have confirmed it or for a while, and ends
+    /// the thread.
+    fn end(&mut self, limit: Duration) -> usize {
         self.shared.is_closing.store(true, Ordering::SeqCst);
         // A session that begins later finds that it is closing.
         self.shared.sessions.lock().values().for_each(|session| session.begin_close());
         self.shared.waker.wake();
-        self.ended.get_mut().recv_timeout(self.linger).ok();
+        self.ended.get_mut().recv_timeout(limit).ok();
         self.shared.is_over.store(true, Ordering::SeqCst);
-        self.shared.sessions.lock().values().for_each(|session| session.end());
+        let mut lost = 0;
+        self.shared.sessions.lock().values().for_each(|session| {
+            lost += session.kept();
+            session.end();
+        });
         self.shared.waker.wake();
         if !self.may_block {
             self.ended.get_mut().recv().ok();
+        }
+        lost + self.shared.lost.swap(0, Ordering::SeqCst)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let lost = self.end(self.linger);
+        if lost > 0 {
+            tracing::debug!("{lost} frames at {} were not confirmed when it was closed", self.shared.name);
         }
     }
 }
@@ -226,17 +249,27 @@ impl Driver {
         session
     }
 
-    fn run(&mut self) {
+    fn run(&mut self) -> io::Result<()> {
         while !self.is_over() {
-            if let Err(cause) = self.turn() {
-                tracing::error!(%cause, "the connections of {} are not looked at any more", self.shared.name);
-                break;
-            }
+            self.turn()?;
         }
+        Ok(())
+    }
+
+    /// Ends all sessions. Tells the sink if this thread has failed.
+    fn finish_all(&mut self, has_failed: bool) {
         self.shared.sessions.lock().clear();
-        for peer in self.peers.values() {
+        let peers = std::mem::take(&mut self.peers);
+        for peer in peers.values() {
             peer.session.end();
             peer.session.detach();
+        }
+        if has_failed {
+            let thread = format!("the thread of the connections of {}", self.shared.name);
+            for peer in peers.values() {
+                self.sink.event(&peer.session, Event::Gone(format!("{thread} has ended")));
+            }
+            self.sink.failed(Error::ThreadEnded { thread, rank: None });
         }
     }
 
@@ -355,7 +388,9 @@ impl Driver {
                     self.end(name, end);
                 }
             }
-            None if self.acceptor.is_some() && peer.session.is_closing() => self.finish(name, gone()),
+            None if self.acceptor.is_some() && peer.session.is_closing() && peer.session.kept() == 0 => {
+                self.finish(name, gone());
+            }
             None if peer.due.is_none_or(|due| due > Instant::now()) => {}
             None if peer.port.is_some() => {
                 peer.due = Some(Instant::now() + LOOK);
@@ -368,6 +403,10 @@ impl Driver {
     /// Decides what follows from the end of a connection.
     fn end(&mut self, name: &[u8], mut end: End) {
         let Some(peer) = self.peers.get_mut(name) else { return };
+        if matches!(end, End::Goodbye) {
+            peer.session.answer_goodbye();
+        }
+        let has_parted = peer.session.has_parted();
         let failed = peer.session.detach();
         peer.connection = None;
         let now = Instant::now();
@@ -379,11 +418,14 @@ impl Driver {
         {
             end = End::Broken(cause);
         }
-        if peer.session.has_parted() {
-            end = End::Goodbye;
-        }
+        let is_settled = peer.session.is_closing() && peer.session.kept() == 0;
         match end {
-            End::Goodbye => self.finish(name, gone()),
+            End::Goodbye => {
+                // What it has not confirmed it does not want.
+                peer.session.forget();
+                self.finish(name, gone());
+            }
+            _ if is_settled && (self.acceptor.is_some() || has_parted) => self.finish(name, gone()),
             End::Violation(what) => {
                 if self.dialer.is_some() {
                     tracing::warn!("ended the connection to {}, which sent {what}", self.shared.name);
@@ -391,9 +433,6 @@ impl Driver {
                     self.shared.refuse(peer.session.peer, &format!("it sent {what}"));
                 }
                 self.finish(name, Event::Gone(format!("it sent {what}")));
-            }
-            End::Closed | End::Broken(_) if self.acceptor.is_some() && peer.session.is_closing() => {
-                self.finish(name, gone());
             }
             End::Closed if resume.is_zero() => self.finish(name, gone()),
             End::Closed => match &mut self.dialer {
@@ -414,6 +453,7 @@ impl Driver {
     fn finish(&mut self, name: &[u8], event: Event) {
         let Some(peer) = self.peers.remove(name) else { return };
         let is_own = peer.session.is_closing();
+        self.shared.lost.fetch_add(if is_own { peer.session.kept() } else { 0 }, Ordering::SeqCst);
         peer.session.end();
         let mut sessions = self.shared.sessions.lock();
         if sessions.get(name).is_some_and(|known| Arc::ptr_eq(known, &peer.session)) {
@@ -428,7 +468,8 @@ impl Driver {
     /// Takes those that have proved that they are of the job.
     fn accept(&mut self) {
         let Some(acceptor) = &mut self.acceptor else { return };
-        if self.shared.is_closing.load(Ordering::SeqCst) {
+        // A peer that has not confirmed all may still connect again.
+        if self.shared.is_closing.load(Ordering::SeqCst) && self.peers.values().all(|peer| peer.session.kept() == 0) {
             acceptor.close();
             return;
         }
@@ -444,6 +485,9 @@ impl Driver {
     /// Gives a process its session, and its first connection or another.
     fn admit(&mut self, arrival: ProvedConnection) {
         let ProvedConnection { stream, from, proved } = arrival;
+        if self.shared.is_closing.load(Ordering::SeqCst) && !self.peers.contains_key(&proved.hello.identity) {
+            return reset(&stream);
+        }
         let verdict = self.judge(&proved, from);
         let Some(door) = self.acceptor.as_ref().map(|acceptor| &acceptor.door) else { return };
         let answer = proved.answer(verdict, door.secret.as_ref());
@@ -482,6 +526,7 @@ impl Driver {
             (sessions.get(&hello.identity).cloned(), sessions.len())
         };
         match known {
+            _ if hello.wanted != door.name.as_bytes() => Verdict::Elsewhere,
             // The client may not know that it was admitted.
             Some(known) if known.id == hello.session && (goes_on || known.received() == 0) => {
                 Verdict::Admitted(known.received())

@@ -5,7 +5,8 @@
 //!
 //! A frame is a prefix of 24 bytes (its number, the number of the last frame received, the lengths), its
 //! header and its payload. A prefix without a number carries nothing but a confirmation; the last prefix is a
-//! goodbye, after which there is no other connection.
+//! goodbye, which the peer answers by a goodbye that confirms all frames before it. An end whose goodbye was
+//! lost with its connection says it again over the next.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -77,6 +78,11 @@ impl Frames {
         (self.kept_bytes, self.composed, self.uncomposed_bytes) = (0, 0, 0);
     }
 
+    /// The number of frames that the peer has not confirmed.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
     /// The number of frames that wait for a connection that takes them.
     pub(crate) fn uncomposed(&self) -> usize {
         self.kept.len() - self.composed
@@ -141,10 +147,10 @@ impl Frames {
     /// Reads the prefix of an arrival. Returns true if it is the next frame, which is not received by this,
     /// and false if it only confirms.
     pub(crate) fn look_at(&mut self, prefix: Prefix) -> Result<bool, End> {
+        self.confirm(prefix.confirmed)?;
         if prefix.number == GOODBYE {
             return Err(End::Goodbye);
         }
-        self.confirm(prefix.confirmed)?;
         match prefix.number {
             CONFIRMATION => Ok(false),
             number if number == self.received + 1 => Ok(true),
@@ -381,7 +387,8 @@ mod unit_tests {
         assert!(frames.look_at(prefix(1, 1)).unwrap());
         assert!(frames.look_at(prefix(1, 2)).is_err() && frames.look_at(prefix(2, 1)).is_err());
         assert!(!frames.look_at(prefix(CONFIRMATION, 1)).unwrap());
-        assert!(matches!(frames.look_at(prefix(GOODBYE, 0)), Err(End::Goodbye)));
+        assert!(matches!(frames.look_at(prefix(GOODBYE, 1)), Err(End::Goodbye)));
+        assert!(matches!(frames.look_at(prefix(GOODBYE, 2)), Err(End::Violation(_))));
         let long = Prefix { header: 11, ..prefix(1, 0) }.encode();
         assert!(matches!(read(&mut Incoming::default(), &long), Err(End::Violation(_))));
     }

@@ -1,11 +1,12 @@
 //! The first bytes of every connection, by which its ends know each other. Pure.
 //!
 //! Both ends have the job's secret, or neither has. Each proves it by a keyed hash over fresh random numbers
-//! of both. An overheard proof is useless on another connection, and in the other direction:
+//! of both, and over the name of the process that the client looks for. An overheard proof is useless on
+//! another connection, in the other direction, and at another process of the job:
 //!
 //! ```text
 //!   client                                               server
-//!     | -- hello: has a secret? random, identity, port --> |
+//!     | -- hello: has a secret? random, names, port -----> |
 //!     | <-- challenge: has a secret? random -------------- |
 //!     | -- proof(secret, all above), resumption ---------> |   wrong: "refused", and the end
 //!     | <-- verdict, proof(secret, all above) ------------ |
@@ -21,14 +22,16 @@ use ringpull_base::Secret;
 use ringpull_base::secret::CODE_BYTES;
 
 /// The first bytes of a client and of a server: the name of the protocol, then its version.
-const MAGIC: &[u8; 7] = b"RPULLC\x02";
-const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x02";
+const MAGIC: &[u8; 7] = b"RPULLC\x03";
+const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x03";
 const START: usize = MAGIC.len() + 1;
 
-/// The longest identity.
-const IDENTITY: usize = 32;
+/// The longest name of a process.
+const NAME: usize = 32;
 
-pub(crate) const HELLO: usize = START + 32 + 16 + 2 + 1 + IDENTITY;
+pub(crate) const HELLO: usize = START + 32 + 16 + 2 + 2 * (1 + NAME);
+/// The place of the two names in a hello.
+const NAMES: [usize; 2] = [START + 50, START + 50 + 1 + NAME];
 pub(crate) const CHALLENGE: usize = START + 32;
 const RESUMPTION: usize = 1 + 4 + 8;
 pub(crate) const PROOF: usize = RESUMPTION + CODE_BYTES;
@@ -44,6 +47,8 @@ pub(crate) struct Hello {
     pub(crate) port: u16,
     /// The name that messages to it are sent to.
     pub(crate) identity: Vec<u8>,
+    /// The name of the process that it looks for: `rank 0`, `server 1`.
+    pub(crate) wanted: Vec<u8>,
 }
 
 /// The progress of a session.
@@ -70,6 +75,8 @@ pub(crate) enum Verdict {
     Forgotten,
     /// There are more connections than processes of the job.
     Full,
+    /// The client looks for another process of the job.
+    Elsewhere,
 }
 
 impl Verdict {
@@ -80,6 +87,7 @@ impl Verdict {
             Verdict::Unknown => (2, 0),
             Verdict::Forgotten => (3, 0),
             Verdict::Full => (4, 0),
+            Verdict::Elsewhere => (5, 0),
         };
         let mut bytes = [code; RULING];
         bytes[1..].copy_from_slice(&u64::to_le_bytes(received));
@@ -88,9 +96,16 @@ impl Verdict {
 
     fn decode(bytes: [u8; RULING]) -> Option<Self> {
         let received = u64::from_le_bytes(bytes[1..].try_into().expect("eight bytes"));
-        [Verdict::Admitted(received), Verdict::WrongSecret, Verdict::Unknown, Verdict::Forgotten, Verdict::Full]
-            .into_iter()
-            .find(|verdict| verdict.encode() == bytes)
+        [
+            Verdict::Admitted(received),
+            Verdict::WrongSecret,
+            Verdict::Unknown,
+            Verdict::Forgotten,
+            Verdict::Full,
+            Verdict::Elsewhere,
+        ]
+        .into_iter()
+        .find(|verdict| verdict.encode() == bytes)
     }
 }
 
@@ -128,7 +143,7 @@ impl<'a> Client<'a> {
     /// Begins with a hello.
     ///
     /// # Panics
-    /// If the identity is longer than [`IDENTITY`].
+    /// If a name is longer than [`NAME`].
     pub(crate) fn new(hello: &Hello, secret: Option<&'a Secret>, random: [u8; 32]) -> (Self, [u8; HELLO]) {
         let mut bytes = [0; HELLO];
         let (start, rest) = bytes.split_at_mut(START);
@@ -137,8 +152,10 @@ impl<'a> Client<'a> {
         rest[..32].copy_from_slice(&random);
         rest[32..48].copy_from_slice(&hello.session);
         rest[48..50].copy_from_slice(&hello.port.to_le_bytes());
-        rest[50] = hello.identity.len() as u8;
-        rest[51..51 + hello.identity.len()].copy_from_slice(&hello.identity);
+        for (at, name) in NAMES.into_iter().zip([&hello.identity, &hello.wanted]) {
+            bytes[at] = name.len() as u8;
+            bytes[at + 1..][..name.len()].copy_from_slice(name);
+        }
         (Client { secret, said: bytes.to_vec() }, bytes)
     }
 
@@ -219,7 +236,7 @@ impl Examination {
             return Err(HandshakeFailure::Foreign);
         }
         if len == HELLO {
-            if usize::from(self.said[START + 50]) > IDENTITY {
+            if NAMES.iter().any(|at| usize::from(self.said[*at]) > NAME) {
                 return Err(HandshakeFailure::Foreign);
             }
             let mut challenge = [0; CHALLENGE];
@@ -241,10 +258,12 @@ impl Examination {
             return Err(HandshakeFailure::WrongSecret);
         }
         let rest = &before[START..];
+        let [identity, wanted] = NAMES.map(|at| before[at + 1..][..usize::from(before[at])].to_vec());
         let hello = Hello {
             session: rest[32..48].try_into().expect("sixteen bytes"),
             port: u16::from_le_bytes(rest[48..50].try_into().expect("two bytes")),
-            identity: rest[51..51 + usize::from(rest[50])].to_vec(),
+            identity,
+            wanted,
         };
         let resumption = Resumption {
             goes_on: proof[0] != 0,
@@ -297,7 +316,7 @@ mod tests {
     }
 
     fn hello() -> Hello {
-        Hello { session: [5; 16], port: 4711, identity: b"node 1".to_vec() }
+        Hello { session: [5; 16], port: 4711, identity: b"node 1".to_vec(), wanted: b"server 1".to_vec() }
     }
 
     const RESUMED: Resumption = Resumption { goes_on: true, attempt: 3, received: 7 };
@@ -396,7 +415,7 @@ mod tests {
     fn another_version_is_known_by_the_first_bytes() {
         let mut reply = Vec::new();
         assert!(matches!(
-            Examination::new([2; 32]).take(b"RPULLC\x01", None, &mut reply),
+            Examination::new([2; 32]).take(b"RPULLC\x02", None, &mut reply),
             Err(HandshakeFailure::Foreign)
         ));
         assert!(matches!(Examination::new([2; 32]).take(b"GET", None, &mut reply), Err(HandshakeFailure::Foreign)));

@@ -17,7 +17,7 @@
 //!
 //! | event of a connection | effect |
 //! | --- | --- |
-//! | its other end sends a goodbye | the peer is gone |
+//! | its other end sends a goodbye | the peer is gone; it is told which frames have come, so that it can end |
 //! | its other end closes it, as the end of a process does | the peer is gone if it makes no other within [`Settings::resume`] |
 //! | it fails (a reset, nothing confirmed for [`Settings::unconfirmed`]) | it is made again, and frames continue where they stopped |
 //! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |
@@ -112,7 +112,7 @@ pub enum Event {
     Connected(IpAddr),
     /// The peer is gone, or the session has been ended by it: why.
     Gone(String),
-    /// The peer is there and does not want this process, or is not of the job.
+    /// There will be no connection: the peer does not want this process, or is not of the job.
     Refused(Error),
 }
 
@@ -122,6 +122,8 @@ pub trait Sink: Send + Sync + 'static {
     fn frame(&self, from: &Arc<Session>, frame: Frame<Vec<u8>>);
     /// Takes an event.
     fn event(&self, of: &Arc<Session>, event: Event);
+    /// Takes the error that the driver's thread has failed, after [`Event::Gone`] of each of its sessions.
+    fn failed(&self, error: Error);
     /// Fewer frames wait to be sent, for a caller of [`Session::has_room`].
     fn has_room(&self) {}
 }

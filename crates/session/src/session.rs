@@ -48,7 +48,7 @@ impl Waker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SessionPhase {
     Open,
-    /// Queued frames are still sent, and then a goodbye.
+    /// Queued frames are still sent, and then a goodbye. Frames that come are dropped.
     Closing,
     Over,
 }
@@ -196,6 +196,28 @@ impl Session {
         self.state.lock().has_parted
     }
 
+    /// The number of frames that the peer has not confirmed.
+    pub(crate) fn kept(&self) -> usize {
+        self.state.lock().frames.kept()
+    }
+
+    /// Keeps no frame any more.
+    pub(crate) fn forget(&self) {
+        self.state.lock().frames.clear();
+    }
+
+    /// Answers the peer's goodbye by one that confirms its frames, as far as the system takes it at once.
+    pub(crate) fn answer_goodbye(&self) {
+        let mut output = self.output.lock();
+        let Output { stream: Some(stream), bytes, failed: None } = &mut *output else { return };
+        let mut state = self.state.lock();
+        // In the middle of a frame there is no place for it, and the peer connects again and is told then.
+        if bytes.is_empty() && !state.has_parted {
+            state.frames.compose_control(true, bytes);
+            bytes.write(&**stream).ok();
+        }
+    }
+
     /// The number of the last frame received.
     pub(crate) fn received(&self) -> u64 {
         self.state.lock().frames.received
@@ -204,7 +226,10 @@ impl Session {
     /// Takes a connection whose other end has received the frames up to `theirs`.
     pub(crate) fn attach(&self, stream: &Arc<TcpStream>, theirs: u64) -> Result<(), End> {
         let mut output = self.output.lock();
-        self.state.lock().frames.begin(theirs)?;
+        let mut state = self.state.lock();
+        state.frames.begin(theirs)?;
+        state.has_parted = false;
+        drop(state);
         *output = Output { stream: Some(Arc::clone(stream)), ..Output::default() };
         Ok(())
     }
@@ -283,6 +308,11 @@ impl Session {
     pub(crate) fn receive(self: &Arc<Self>, frame: Frame<Vec<u8>>) -> Option<Frame<Vec<u8>>> {
         let (size, limits) = (frame.size(), &self.settings.limits);
         let mut state = self.state.lock();
+        if state.phase != SessionPhase::Open {
+            // This end takes no more, and the peer's goodbye may be behind it.
+            state.frames.receive(size);
+            return None;
+        }
         let fits = state.waiting < limits.waiting && state.waiting_bytes + size <= limits.waiting_bytes;
         let is_read = state.frames.uncomposed_bytes <= limits.unwritten_bytes;
         if !(fits || state.waiting == 0) || !is_read {

@@ -36,4 +36,20 @@ assert optimizer.param_groups[0]["lr"] == 0.5
 train(net, optimizer, slice(rank, None, ranks))
 for own, other in zip(net.parameters(), alone.parameters()):
     assert torch.allclose(own, other, atol=1e-6), (own, other)
+# A program may call its own keys as ours are called, and cannot give parameters to a store of integer keys.
+named = ringpull.create("dist_sync_mpi")
+for key in ("names.0", "reached.0", "names.1"):
+    named.init(key, torch.zeros(2))
+again = network(0)
+train(again, ringpull.torch.DistributedOptimizer(torch.optim.SGD(again.parameters(), lr=0.5, momentum=0.9), named), slice(rank, None, ranks))
+assert all(torch.equal(own, other) for own, other in zip(again.parameters(), net.parameters()))
+numbered = ringpull.create("dist_sync_mpi")
+numbered.init(3, torch.zeros(2))
+bare = torch.optim.SGD(network(0).parameters(), lr=0.5)
+try:
+    ringpull.torch.DistributedOptimizer(bare, numbered)
+except ringpull.ArgumentError as error:
+    assert "integer keys" in str(error) and type(bare) is torch.optim.SGD, error
+else:
+    raise AssertionError("a store of integer keys took names")
 print(f"rank {rank} is done", flush=True)

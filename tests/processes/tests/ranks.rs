@@ -1,5 +1,6 @@
 //! The base of the other tests: ranks that write at the same time, and a launcher that is lost.
 
+use std::process::Command;
 use std::time::Duration;
 
 use ringpull_processes::{Processes, has_mpi};
@@ -48,4 +49,20 @@ fn a_job_that_is_not_done_in_time_is_killed() {
     assert!(!processes.ends_by(std::time::Instant::now() + Duration::from_millis(300)));
     assert_eq!(processes.living(), [0; 0]);
     assert!(!processes.succeeded());
+}
+
+#[test]
+#[should_panic(expected = "it did not write \"done\" 1 times before it ended:\nit: up")]
+fn a_process_that_has_ended_without_the_words_is_waited_for_no_longer() {
+    let mut processes = Processes::new();
+    processes.start("it", Command::new("sh").args(["-c", "echo up"]));
+    processes.wait_for("it", "done", 1, ringpull_processes::LIMIT);
+}
+
+#[test]
+#[should_panic(expected = "rank 0 did not write \"done\" 1 times before it ended")]
+fn a_rank_whose_launcher_has_ended_is_waited_for_no_longer() {
+    let mut processes = Processes::new();
+    processes.start("mpirun", Command::new("sh").args(["-c", "exit 1"]));
+    processes.wait_for("rank 0", "done", 1, ringpull_processes::LIMIT);
 }

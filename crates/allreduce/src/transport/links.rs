@@ -116,6 +116,11 @@ impl Sink for StarSink {
             }
         }
     }
+
+    fn failed(&self, error: Error) {
+        // Nobody waits any more once all were there; each peer is gone then.
+        self.arrivals.send(Err(error)).ok();
+    }
 }
 
 /// The sessions of one rank: rank 0 has one with each other rank, the others have one with rank 0.

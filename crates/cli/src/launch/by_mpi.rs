@@ -9,8 +9,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use rustix::process::Pid;
 
 use super::control::{Ending, OnLine, RankControl, RankHosts, is_enough};
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
+use super::stuck::{MpirunWatch, Stuck, Writing};
 use super::wrapper::TORCH_PLACE;
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE};
@@ -78,15 +78,14 @@ impl MpiJob {
         if let Some(input) = child.stdin.take() {
             std::thread::spawn(move || pass_terminal(input));
         }
-        let aborts = Arc::new(AtomicBool::new(false));
-        let output = Output::of(&mut child, &control, &aborts);
+        let writing = Writing::new();
+        let output = Output::of(&mut child, &control, &writing);
         let mut ending = Ending::new(&control, interrupt, Pid::from_child(&child));
-        let mut childless = Childless::watch(child.id(), hosts);
-        // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
-        let grace = Config::from_env()?.silence() * 3 / 2;
-        let patience = grace + PATIENCE;
-        let mut within = grace;
-        let (mut aborts_since, mut hangs) = (None, false);
+        let silence = Config::from_env()?.silence();
+        let mut watch = MpirunWatch::new(Childless::watch(child.id(), hosts), writing, silence);
+        // Survivors have said what they lost by then.
+        let (ranks, grace) = (parts.iter().map(|part| part.count).sum(), silence * 3 / 2);
+        let (mut within, mut stuck) = (grace, None);
         let (mut seen, mut ends) = (BTreeSet::new(), false);
         let (status, killed) = child::wait(&mut child, "mpirun", || {
             ending.poll();
@@ -102,11 +101,8 @@ impl MpiJob {
                 // Servers and helpers have nothing left to do, and one that is stopped would be waited for.
                 ending.end_within(grace);
             }
-            if aborts.load(Ordering::Relaxed) {
-                hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
-            }
-            let is_stuck = childless.is_stuck() && !control.is_any_running();
-            (hangs || is_stuck) && output.is_idle()
+            stuck = watch.look(&control, ranks);
+            stuck.is_some()
         })?;
         control.finish(interrupt);
         output.finish(&control, interrupt);
@@ -114,11 +110,11 @@ impl MpiJob {
             code: (!killed).then(|| code_of(status)),
             interrupted: interrupt.signal(),
             was_ended: ends,
-            have_all_ended: control.have_all_ended(parts.iter().map(|part| part.count).sum()),
+            have_all_ended: control.have_all_ended(ranks),
             have_workers_succeeded: control.have_workers_succeeded(workers),
             first_failure: control.first_failure(),
         });
-        code.ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() })
+        code.ok_or_else(|| if stuck == Some(Stuck::Aborts) { aborts_for_ever(watch.patience) } else { outlived() })
     }
 }
 
@@ -158,46 +154,25 @@ fn is_foreground() -> bool {
 
 /// The output of `mpirun` itself, and of processes that have no connection.
 struct Output {
-    activity: Arc<Activity>,
     readers: Vec<JoinHandle<()>>,
 }
 
-/// When output came, and how many readers have some that is not written yet.
-struct Activity {
-    last: Mutex<Instant>,
-    busy: AtomicUsize,
-}
-
 impl Output {
-    fn of(child: &mut Child, control: &RankControl, aborts: &Arc<AtomicBool>) -> Self {
-        let activity = Arc::new(Activity { last: Mutex::new(Instant::now()), busy: AtomicUsize::new(0) });
+    fn of(child: &mut Child, control: &RankControl, writing: &Arc<Writing>) -> Self {
         let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Pipe>, OutputStream::Out));
         let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Pipe>, OutputStream::Err));
         let read = |(from, stream)| {
-            let (activity, aborts, feed) = (Arc::clone(&activity), Arc::clone(aborts), control.printer.feed());
+            let (writing, feed) = (Arc::clone(writing), control.printer.feed());
             let on_line = control.on_line();
             let (are_dismissed, is_tagged) = (control.are_dismissed(), control.sink == Sink::Tagged);
-            let on_line = move |line: &str| {
-                if !line.starts_with('[') && ABORTS.iter().any(|words| line.contains(words)) {
-                    aborts.store(true, Ordering::Relaxed);
-                }
-                on_line(line);
-            };
             // Of an interrupted job `mpirun` says at length that its processes have ended.
             let is_noise = move |piece: &[u8]| {
                 stream == OutputStream::Err && is_tagged && !piece.starts_with(b"[") && are_dismissed()
             };
-            std::thread::spawn(move || pass_on((from, stream), &feed, &activity, on_line, is_noise))
+            std::thread::spawn(move || pass_on((from, stream), &feed, &writing, on_line, is_noise))
         };
         let readers = out.into_iter().chain(err).map(read).collect();
-        Output { activity, readers }
-    }
-
-    /// Returns true if nothing has come for a while, and nothing waits for the reader of this program's
-    /// output.
-    fn is_idle(&self) -> bool {
-        let last = *self.activity.last.lock().unwrap_or_else(PoisonError::into_inner);
-        self.activity.busy.load(Ordering::SeqCst) == 0 && last.elapsed() > PATIENCE
+        Output { readers }
     }
 
     /// Waits for what is left. A process that the job has left behind may hold the pipes for ever.
@@ -219,30 +194,28 @@ impl Output {
 /// The time for which the last lines of a job that has ended are waited for.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// How `mpirun` says that it ends a job because a process has failed: Open MPI 4, 5, and MPICH.
-const ABORTS: [&str; 4] =
-    ["the job has been aborted", "the job to be terminated", "exited on signal", "BAD TERMINATION OF ONE"];
-
 /// Prints a stream, and calls `on_line` for each line of stderr. Pieces that mean nothing are left out.
 fn pass_on(
     (from, stream): (impl Pipe, OutputStream),
     feed: &Feed,
-    activity: &Activity,
+    writing: &Writing,
     mut on_line: impl FnMut(&str),
     is_noise: impl Fn(&[u8]) -> bool,
 ) {
     let to = feed.source(stream, None);
     let mut lines = WholeLines::default();
     for piece in Pieces::of(from) {
-        activity.busy.fetch_add(1, Ordering::SeqCst);
-        if stream == OutputStream::Err {
-            lines.push(&piece, &mut on_line);
-        }
-        if !is_noise(&piece) {
-            to.write(piece);
-        }
-        *activity.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        activity.busy.fetch_sub(1, Ordering::SeqCst);
+        writing.passes(|| {
+            if stream == OutputStream::Err {
+                lines.push(&piece, |line| {
+                    writing.line(line);
+                    on_line(line);
+                });
+            }
+            if !is_noise(&piece) {
+                to.write(piece);
+            }
+        });
     }
 }
 

@@ -30,6 +30,7 @@ mod memory_limit;
 mod output;
 pub(crate) mod port;
 pub(crate) mod remote;
+mod stuck;
 mod supervise;
 pub(crate) mod wrapper;
 

@@ -21,17 +21,18 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
-use ringpull_base::config::Role;
+use ringpull_base::config::{Config, Role};
 use ringpull_base::{Error, Result};
 
 use super::control::{Addressees, GRACE, RankControl, is_enough};
 use super::output::{Feed, OutputStream, PIPE, Pieces, Pipe, Printer, WholeLines};
+use super::stuck::{MpirunWatch, Writing};
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
-use crate::child::PATIENCE;
+use crate::child::Childless;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_lab::ends::{
-    EndEffect, EndOfProcess, JobState, MpirunEnd, RemainingTime, awaited, code_of, is_of_signal, meaning, of_mpirun,
+    EndEffect, EndOfProcess, JobState, MpirunEnd, RemainingTime, awaited, beside_ranks, code_of, is_of_signal, meaning,
 };
 
 /// The time between SIGTERM and SIGKILL.
@@ -120,8 +121,8 @@ struct Supervisor {
     restarts: u32,
     /// The processes that are to be started again, and when.
     restarts_due: Vec<(Instant, usize)>,
-    /// Since when no rank of an `mpirun` runs any more.
-    ranks_over: Option<Instant>,
+    /// Finds out that the `mpirun` of the workers will not end.
+    watch: Option<MpirunWatch>,
     /// True if it was killed for that.
     has_hung: bool,
 }
@@ -134,7 +135,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankC
     let feed = printer.feed();
     let interrupt = Interrupt::watch()?;
     interrupt.watch_for_job()?;
-    let before = interrupt.count();
+    let (before, silence) = (interrupt.count(), Config::from_env()?.silence());
     let (sender, events) = channel();
     let mut job = Supervisor {
         least: launch.elastic.map(|elastic| elastic.least),
@@ -149,15 +150,22 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankC
         are_workers_told: false,
         restarts: launch.elastic.map_or(0, |elastic| elastic.restarts),
         restarts_due: Vec::new(),
-        ranks_over: None,
+        watch: None,
         has_hung: false,
     };
     let started = Instant::now();
     let is_over = Arc::new(AtomicBool::new(false));
     let mut broken = None;
     for (number, process) in processes.iter().enumerate() {
-        match start(launch, (number, process), number, (&sender, &feed, &is_over)) {
-            Ok(running) => job.running.push(running),
+        let writing = process.mpirun.as_ref().map(|_| Writing::new());
+        match start(launch, (number, process), number, (&sender, &feed, &is_over), writing.as_ref()) {
+            Ok(running) => {
+                if let Some(writing) = writing {
+                    let childless = Childless::watch_below(running.pid.as_raw_pid() as u32, &launch.workers);
+                    job.watch = Some(MpirunWatch::new(childless, writing, silence));
+                }
+                job.running.push(running);
+            }
             Err(error) => {
                 broken = Some(error);
                 job.fail(1, String::new(), Duration::ZERO);
@@ -171,7 +179,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankC
         for lost in job.take_due_restarts() {
             let Some(process) = processes.get(lost) else { continue };
             let number = job.running.len();
-            match start(launch, (lost, process), number, (&sender, &feed, &is_over)) {
+            match start(launch, (lost, process), number, (&sender, &feed, &is_over), None) {
                 Ok(running) => job.running.push(running),
                 Err(error) => job.feed.say(&format!("ringpull: elastic: {error}")),
             }
@@ -227,6 +235,7 @@ fn start(
     (index, process): (usize, &Process),
     number: usize,
     (events, feed, is_over): (&Sender<SupervisorEvent>, &Feed, &Arc<AtomicBool>),
+    writing: Option<&Arc<Writing>>,
 ) -> Result<Running> {
     let name = process.name();
     let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
@@ -246,7 +255,7 @@ fn start(
         let source = feed.source(stream, is_tagged.then_some(&name[..]));
         let is_kept = launch.sink == Sink::Kept;
         let hears = process.role == Role::Scheduler && stream == OutputStream::Err && launch.elastic.is_some();
-        let (events, is_over) = (hears.then(|| events.clone()), Arc::clone(is_over));
+        let (events, is_over, writing) = (hears.then(|| events.clone()), Arc::clone(is_over), writing.cloned());
         let read = move || {
             let (mut kept, mut lines, mut late) = (Vec::new(), WholeLines::default(), 0);
             for piece in Pieces::of(from) {
@@ -264,10 +273,13 @@ fn start(
                         }
                     });
                 }
-                if is_kept {
-                    kept.extend(piece);
-                } else {
-                    source.write(piece);
+                if let (Some(writing), OutputStream::Err) = (&writing, stream) {
+                    lines.push(&piece, |line| writing.line(line));
+                }
+                let pass_on = || if is_kept { kept.extend(piece) } else { source.write(piece) };
+                match &writing {
+                    Some(writing) => writing.passes(pass_on),
+                    None => pass_on(),
                 }
             }
             kept
@@ -352,35 +364,29 @@ impl Supervisor {
         self.limit_the_rest(launch.grace);
     }
 
-    /// The exit code of a process that has ended in a job of ranks, as far as it is the job's: a rank that
-    /// has failed before is the cause of other failures, and `mpirun` knows less of the ranks than they
-    /// themselves.
+    /// The exit code of a process that has ended in a job whose workers are ranks, as far as it is the job's.
     fn code_beside_ranks(&self, number: usize, code: i32, control: &RankControl, launch: &Launch) -> i32 {
-        let first_failure = control.first_failure();
-        if self.running[number].role != Role::Worker {
-            return first_failure.filter(|_| code != 0).unwrap_or(code);
-        }
-        let end = MpirunEnd {
+        let ranks = MpirunEnd {
             code: (!self.has_hung).then_some(code),
             interrupted: None,
             was_ended: false,
             have_all_ended: true,
             have_workers_succeeded: control.have_workers_succeeded(launch.spec.workers),
-            first_failure,
+            first_failure: control.first_failure(),
         };
-        of_mpirun(end).unwrap_or(code)
+        beside_ranks(self.running[number].role, code, ranks)
     }
 
-    /// Kills an `mpirun` that does not end although its ranks have, or have failed, for so long.
+    /// Kills an `mpirun` that does not end although its ranks have, or have failed.
     fn end_stuck_mpirun(&mut self, control: &RankControl, launch: &Launch) {
-        let is_over = control.has_ranks() && !control.is_any_running();
-        let is_over = is_over && (control.have_all_ended(launch.spec.workers) || control.first_failure().is_some());
-        let since = *self.ranks_over.get_or_insert_with(Instant::now);
-        self.ranks_over = is_over.then_some(since);
-        if self.has_hung || !is_over || since.elapsed() < PATIENCE {
+        let stuck = self.watch.as_mut().and_then(|watch| watch.look(control, launch.spec.workers));
+        if self.has_hung || stuck.is_none() {
             return;
         }
         self.has_hung = true;
+        if !control.have_workers_succeeded(launch.spec.workers) {
+            self.feed.say("ringpull: mpirun does not end although its ranks have, or it has said so: it is killed");
+        }
         let mpirun = self.running.iter_mut().filter(|one| one.role == Role::Worker && one.code.is_none());
         mpirun.for_each(|one| one.order(Signal::KILL));
     }

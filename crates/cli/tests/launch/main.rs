@@ -376,13 +376,17 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_reported() {
     // Answers as Open MPI, runs what it is given and then hangs, as Open MPI's does once in a while.
     let lines = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }\nsleep 2\nexec sleep 40";
     let program = script(folder.path(), "mpirun", lines);
-    let begun = Instant::now();
-    let mut command = launch(&["-n", "2", "-s", "0", "--launcher", "mpi", "--", "true"]);
-    let output = command.env("RINGPULL_MPIRUN", &program).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("its processes ended and it did not"), "{text}");
-    assert!(begun.elapsed() < DEADLINE);
+    let alone =
+        (&["-n", "2", "-s", "0", "--launcher", "mpi", "--", "true"][..], 1, "its processes ended and it did not");
+    let beside_servers = (&["-n", "2", "-s", "1", "--hybrid", "--", "true"][..], 137, "mpirun does not end although");
+    for (words, code, said) in [alone, beside_servers] {
+        let begun = Instant::now();
+        let output = launch(words).env("RINGPULL_MPIRUN", &program).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.contains(said), "{text}");
+        assert!(begun.elapsed() < DEADLINE);
+    }
 }
 
 #[test]

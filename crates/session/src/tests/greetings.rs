@@ -18,8 +18,8 @@ use crate::handshake::{CHALLENGE, Client, Examination, HELLO, Hello, PROOF, Resu
 pub fn greet(bytes: &[u8]) {
     let secret = Secret::within(&"5a".repeat(32)).expect("64 characters");
     let secret = Some(&secret);
-    let mut padded = [0; 64];
-    let count = bytes.len().min(64);
+    let mut padded = [0; 96];
+    let count = bytes.len().min(96);
     padded[..count].copy_from_slice(&bytes[..count]);
     let resumption = Resumption {
         goes_on: padded[0] & 1 != 0,
@@ -27,7 +27,8 @@ pub fn greet(bytes: &[u8]) {
         received: u64::from_le_bytes(padded[5..13].try_into().expect("eight bytes")),
     };
     let identity = padded[16..16 + usize::from(padded[13]) % 33].to_vec();
-    let hello = Hello { session: [padded[14]; 16], port: u16::from(padded[15]) << 3, identity };
+    let wanted = padded[64..64 + usize::from(padded[61]) % 33].to_vec();
+    let hello = Hello { session: [padded[14]; 16], port: u16::from(padded[15]) << 3, identity, wanted };
     let (mut client, said) = Client::new(&hello, secret, [1; 32]);
     let (mut server, mut reply) = (Examination::new([2; 32]), Vec::new());
     assert!(server.take(&said, secret, &mut reply).expect("a hello").is_none());
@@ -92,6 +93,6 @@ proptest::proptest! {
         bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300),
         begins in proptest::bool::ANY,
     ) {
-        greet(&if begins { [&b"RPULLC\x02\x01"[..], &bytes].concat() } else { bytes });
+        greet(&if begins { [&b"RPULLC\x03\x01"[..], &bytes].concat() } else { bytes });
     }
 }

@@ -66,6 +66,11 @@ impl Sink for Inbox {
         self.events.lock().push_back(event);
         self.changed.notify_all();
     }
+
+    fn failed(&self, error: Error) {
+        self.events.lock().push_back(Event::Refused(error));
+        self.changed.notify_all();
+    }
 }
 
 struct TestServer(Endpoint, Bell);
@@ -251,7 +256,7 @@ fn a_server_without_the_secret_is_no_server() {
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello).unwrap();
     let mut challenge = [7; CHALLENGE];
-    challenge[..7].copy_from_slice(b"RPULLS\x02");
+    challenge[..7].copy_from_slice(b"RPULLS\x03");
     challenge[7] = hello[7];
     stream.write_all(&challenge).unwrap();
     let mut proof = [0; PROOF];
@@ -429,6 +434,114 @@ fn connections_that_are_reset_again_and_again_lose_nothing_and_repeat_nothing() 
     assert!(listener.event().is_none() && connection.event().is_none());
 }
 
+/// Reads a prefix and what follows it. Returns the number of the frame.
+fn read_frame(from: &mut TcpStream) -> u64 {
+    let mut prefix = [0; 24];
+    from.read_exact(&mut prefix).unwrap();
+    let len = |at: usize| u32::from_le_bytes(prefix[at..at + 4].try_into().unwrap()) as usize;
+    let number = u64::from_le_bytes(prefix[..8].try_into().unwrap());
+    let rest = if number == GOODBYE { 0 } else { len(16) + len(20) };
+    from.read_exact(&mut vec![0; rest]).unwrap();
+    number
+}
+
+/// A prefix without a frame: a confirmation or a goodbye.
+fn prefix(number: u64, confirmed: u64) -> Vec<u8> {
+    [&number.to_le_bytes()[..], &confirmed.to_le_bytes(), &[0; 8]].concat()
+}
+
+const GOODBYE: u64 = u64::MAX;
+
+/// The connection breaks after the goodbye was sent and before anything was confirmed.
+#[test]
+fn what_a_connection_that_breaks_has_lost_of_the_last_frames_is_sent_again_before_close_returns() {
+    let inbox = Bell::default();
+    let socket = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let door =
+        Door { name: "the server".to_owned(), secret: None, admits: Box::new(|_| true), most: 1, settings: SETTINGS };
+    let listener = Endpoint::listen(vec![socket], door, Arc::clone(&inbox) as Arc<dyn Sink>).unwrap();
+    let (mut far, admitted) = connect(address, FIRST);
+    assert_eq!(admitted.unwrap(), 0);
+    let session = until(&inbox, || listener.session(b"node"));
+    (0..3).for_each(|number| assert!(session.send(frame(number))));
+    let closing = std::thread::spawn(move || listener.close(Duration::from_secs(60)));
+    while read_frame(&mut far) != GOODBYE {}
+    rustix::net::connect_unspec(&far).unwrap();
+    let (mut again, admitted) = connect(address, Resumption { goes_on: true, attempt: 2, received: 1 });
+    assert_eq!(admitted.unwrap(), 0);
+    assert_eq!([(); 3].map(|()| read_frame(&mut again)), [2, 3, GOODBYE]);
+    again.write_all(&prefix(GOODBYE, 3)).unwrap();
+    assert_eq!(closing.join().unwrap(), 0, "all are confirmed");
+}
+
+/// The peer ends, or takes no more, without a word of the last frames.
+#[test]
+fn close_counts_the_frames_that_nobody_has_confirmed() {
+    for is_closed in [true, false] {
+        let (bell, server_bell) = (Bell::default(), Bell::default());
+        let (listener, address) = listener(None, &server_bell);
+        let (mut far, admitted) = connect(address, FIRST);
+        assert_eq!(admitted.unwrap(), 0);
+        let session = until(&bell, || listener.0.session(b"node"));
+        (0..3).for_each(|number| assert!(session.send(frame(number))));
+        while read_frame(&mut far) != 3 {}
+        far.write_all(&prefix(0, 1)).unwrap();
+        if is_closed {
+            far.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+        assert_eq!(listener.0.close(if is_closed { Duration::from_secs(60) } else { RESUME }), 2);
+    }
+}
+
+/// Reads what comes, and panics at a frame.
+struct Panics(Bell);
+
+impl Sink for Panics {
+    fn frame(&self, _: &Arc<Session>, _: Frame<Vec<u8>>) {
+        panic!("a frame that nobody can take (this test wants it)");
+    }
+
+    fn event(&self, of: &Arc<Session>, event: Event) {
+        Sink::event(&*self.0, of, event);
+    }
+
+    fn failed(&self, error: Error) {
+        self.0.failed(error);
+    }
+}
+
+#[test]
+fn a_thread_of_connections_that_panics_is_one_error_at_once_and_both_ends_of_each_session_are_over() {
+    let (bell, server_bell) = (Bell::default(), Bell::default());
+    let (listener, address) = listener(None, &server_bell);
+    let sink = Arc::new(Panics(Arc::clone(&bell)));
+    let (_endpoint, session) = Endpoint::connect(target(address, b"node 1", None), sink).unwrap();
+    assert!(session.send(frame(1)));
+    until(&server_bell, || listener.receive());
+    assert!(listener.send(b"node 1", frame(1)));
+    let thread = "the thread of the connections of the server";
+    assert_eq!(until(&bell, || bell.event()), Event::Gone(format!("{thread} has ended")));
+    let error = Error::ThreadEnded { thread: thread.to_owned(), rank: None };
+    assert_eq!(until(&bell, || bell.event()), Event::Refused(error));
+    assert!(!session.send(frame(2)), "nobody would send it");
+    assert!(is_gone(&until(&server_bell, || listener.event())));
+}
+
+/// Whatever passes connections on may pass them to another process of the job.
+#[test]
+fn a_process_of_the_job_that_is_not_the_one_which_was_wanted_is_refused_with_a_secret_and_without() {
+    for secret in [None, Some(secret("a"))] {
+        let (bell, server_bell) = (Bell::default(), Bell::default());
+        let (listener, address) = listener(secret.clone(), &server_bell);
+        let other = DialTarget { name: "server 2".to_owned(), ..target(address, b"node 1", secret) };
+        let connection = TestClient::open(other, &bell);
+        let Event::Refused(error) = until(&bell, || connection.event()) else { panic!("it was admitted") };
+        assert!(error.to_string().contains("another process of the job listens there"), "{error}");
+        assert!(listener.0.session(b"node 1").is_none());
+    }
+}
+
 /// After a reset nothing comes through for longer than a peer that has closed its connection is waited for.
 #[test]
 fn a_connection_that_is_reset_while_there_is_no_way_is_made_again_when_there_is_one() {
@@ -456,7 +569,7 @@ fn a_connection_that_is_reset_while_there_is_no_way_is_made_again_when_there_is_
 /// Connects by hand. Returns the connection after the verdict, and the verdict.
 fn connect(to: SocketAddr, resumption: Resumption) -> (TcpStream, Result<u64, HandshakeFailure>) {
     let mut stream = TcpStream::connect(to).unwrap();
-    let hello = Hello { session: [1; 16], port: 0, identity: b"node".to_vec() };
+    let hello = Hello { session: [1; 16], port: 0, identity: b"node".to_vec(), wanted: b"the server".to_vec() };
     let (mut client, hello) = crate::handshake::Client::new(&hello, None, [1; 32]);
     stream.write_all(&hello).unwrap();
     let (mut challenge, mut verdict) = ([0; CHALLENGE], [0; VERDICT]);
@@ -477,7 +590,7 @@ fn a_reset_that_the_writer_meets_is_no_end_of_the_peer() {
         let socket = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = socket.local_addr().unwrap();
         let settings = Settings { resume: Duration::ZERO, at_once_bytes: 0, ..SETTINGS };
-        let door = Door { name: "it".to_owned(), secret: None, admits: Box::new(|_| true), most: 1, settings };
+        let door = Door { name: "the server".to_owned(), secret: None, admits: Box::new(|_| true), most: 1, settings };
         let listener = Endpoint::listen(vec![socket], door, Arc::clone(&inbox) as Arc<dyn Sink>).unwrap();
         let (far, admitted) = connect(address, FIRST);
         assert_eq!(admitted.unwrap(), 0);

@@ -126,7 +126,9 @@ impl Elastic {
                 (Some(generation), _) => generation,
                 (None, Some(job)) => {
                     newest = snapshots.newest(&hosts);
-                    take_over(job, &newest)?
+                    let (next, words) = take_over(job, &newest)?;
+                    event(&words);
+                    next
                 }
                 (None, None) => 0,
             };
@@ -405,18 +407,17 @@ fn distinct(ranks: &[PresentHost]) -> Vec<Host> {
     hosts
 }
 
-/// The generation with which this launcher goes on with a job of which hosts have this.
-fn take_over(job: &str, found: &Newest) -> Result<u32> {
+/// The generation with which this launcher goes on with a job of which hosts have this, and its words.
+fn take_over(job: &str, found: &Newest) -> Result<(u32, String)> {
     let Some(last) = found.begun else {
-        event(&format!("job {job}: no host has a commit of it, so it begins as the program does"));
-        return Ok(0);
+        return Ok((0, format!("job {job}: no host has a commit of it, so it begins as the program does")));
     };
     let from = match found.snapshot {
         Some((made, number)) => format!("from commit {number} of generation {made}"),
         None => "as the program does: no host has a commit of it".to_owned(),
     };
-    event(&format!("job {job} goes on after generation {last}, whose launcher is gone, {from}"));
-    last.checked_add(1).ok_or_else(|| {
+    let words = format!("job {job} goes on after generation {last}, whose launcher is gone, {from}");
+    last.checked_add(1).map(|next| (next, words)).ok_or_else(|| {
         Error::argument(
             format!("job {job} has the last number that a generation can have, {last}"),
             "remove its folder of snapshots from the hosts, or give the job another name",

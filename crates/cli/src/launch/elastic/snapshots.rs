@@ -220,7 +220,7 @@ pub(crate) fn fuzz(printed: &[u8]) {
     let newest = read(names(&Ok(answer)));
     // The number of the next generation is one that the job can have, or there is none.
     let next = super::take_over("job", &newest);
-    assert!(newest.begun.is_none_or(|begun| next.is_ok_and(|next| next > begun) || begun == u32::MAX));
+    assert!(newest.begun.is_none_or(|begun| next.is_ok_and(|(next, _)| next > begun) || begun == u32::MAX));
 }
 
 #[cfg(test)]
