@@ -29,10 +29,10 @@ def perceptron(words: argparse.Namespace, rank: int) -> tuple[nn.Module, torch.T
     return nn.Sequential(*layers), torch.randn(words.batch, words.width)
 
 
-def slowest_of_all(seconds: float) -> float:
-    """The most that any rank of the default group gives. Collective."""
+def slowest_of_all(seconds: float, group: dist.ProcessGroup | None = None) -> float:
+    """The most that any rank of the group gives, by default of all ranks. Collective."""
     slowest = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
     return slowest.item()
 
 

@@ -363,7 +363,6 @@ pub(super) struct Blocks {
     pub(super) given: Vec<usize>,
     /// From each rank, if that is known.
     pub(super) taken: Option<Vec<usize>>,
-    pub(super) are_equal: bool,
 }
 
 /// An alltoall. Unless a rank knows what comes from each other, they tell each other first. The first number
@@ -371,7 +370,7 @@ pub(super) struct Blocks {
 pub(super) fn alltoall(
     site: Site,
     input: TensorRef,
-    Blocks { given, taken, are_equal }: Blocks,
+    Blocks { given, taken }: Blocks,
     mut shape: Vec<usize>,
     out: Option<Output>,
     reply: Reply<(Tensor, Vec<usize>)>,
@@ -387,7 +386,7 @@ pub(super) fn alltoall(
             state.numbers = taken;
             state.output(dtype, &shape, "the result of an alltoall")?;
             let buffers = (Memory::Read(input), state.lend());
-            comm.begin_alltoall(site.set.as_deref(), (&lens.0, &lens.1), are_equal, buffers, site.passage(launch))
+            comm.begin_alltoall(site.set.as_deref(), (&lens.0, &lens.1), buffers, site.passage(launch))
         })
     };
     let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
@@ -399,7 +398,7 @@ pub(super) fn alltoall(
         let lens = vec![size_of::<u64>(); size];
         let buffers = (words(told.iter().copied()), words(std::iter::repeat_n(0, size)));
         state.next = Some(Box::new(|told| exchange(numbers(told.output()))));
-        comm.begin_alltoall(set, (&lens, &lens), true, buffers, asked.passage(launch))
+        comm.begin_alltoall(set, (&lens, &lens), buffers, asked.passage(launch))
     };
     Collective::new(transfer, out, reply, begin)
 }

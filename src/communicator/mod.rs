@@ -355,7 +355,6 @@ impl Communicator {
     ) -> Result<Handle<(Tensor, Vec<usize>)>> {
         self.call(options.name.clone(), Operation::Collective("alltoall".to_owned()), |site, reply| {
             let ((count, rest), size) = (rows(input), self.size());
-            let are_equal = splits.is_none();
             let (given, taken, arguments) = match (splits, taken) {
                 (None, _) if count.is_multiple_of(size) => {
                     (vec![count / size; size], Some(vec![count / size; size]), " in equal blocks")
@@ -397,9 +396,9 @@ impl Communicator {
                     ));
                 }
             };
-            let compared = if are_equal { input.shape() } else { rest };
+            let compared = if splits.is_none() { input.shape() } else { rest };
             let terms = terms(input.dtype(), compared, arguments.to_owned());
-            let blocks = Blocks { given, taken, are_equal };
+            let blocks = Blocks { given, taken };
             let site = site.with_priority(options.priority);
             Ok((terms, jobs::alltoall(site, input.read()?, blocks, shape, out, reply)))
         })

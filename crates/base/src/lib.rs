@@ -15,6 +15,7 @@
 //! It does no arithmetic and talks to nobody.
 
 mod algorithm;
+mod awake;
 pub mod buffer;
 pub mod claim;
 pub mod config;
@@ -48,6 +49,7 @@ pub mod topology;
 pub mod waits;
 
 pub use algorithm::{Algorithm, AlgorithmChoice};
+pub use awake::{Awake, are_cores_busy};
 pub use buffer::Buffer;
 pub use dtype::{DType, Element};
 pub use element::{Arithmetic, ELEMENT_TYPES, ElementType};

@@ -131,7 +131,7 @@ fn open_waits() -> impl Iterator<Item = u64> {
 }
 
 /// Nanoseconds, at least 1, since this was first asked.
-fn since_start_ns(now: Instant) -> u64 {
+pub(crate) fn since_start_ns(now: Instant) -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     now.saturating_duration_since(*START.get_or_init(|| now)).as_nanos() as u64 + 1
 }

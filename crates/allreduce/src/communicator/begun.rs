@@ -105,7 +105,7 @@ impl Communicator {
             }
             BlockCollective::Alltoall => {
                 let lens = vec![given.bytes().len() / size; size];
-                self.begin_alltoall(None, (&lens, &lens), true, pair(given, taken), passage)
+                self.begin_alltoall(None, (&lens, &lens), pair(given, taken), passage)
             }
             BlockCollective::ReduceScatter(dtype) => {
                 let parts = Parts::even(given.bytes().len() / dtype.size_bytes(), size);
@@ -229,22 +229,21 @@ impl Communicator {
     }
 
     /// Begins to give each rank of the set its block of the input, which stays as it is, and to take its own
-    /// out of theirs into the output. Blocks have these lengths in bytes; `are_equal` is the same on every
-    /// rank.
+    /// out of theirs into the output. Blocks have these lengths in bytes.
     pub fn begin_alltoall(
         &mut self,
         set: ProcessSet,
         (given, taken): (&[usize], &[usize]),
-        are_equal: bool,
         (input, out): (Memory, Memory),
         passage: Passage,
     ) -> Result<BegunOperation> {
         let lens = (input.bytes().len(), out.bytes().len());
         assert_eq!((given.iter().sum::<usize>(), taken.iter().sum::<usize>()), lens, "blocks fill their buffers");
-        if are_equal && self.is_in_memory(set) {
+        if self.is_in_memory(set) {
+            let (given, taken) = (Parts::of_lens(given.iter().copied()), Parts::of_lens(taken.iter().copied()));
             let work = |node: &mut Node, memory: &mut Memory, limits: WaitLimits| {
                 let (input, out) = memory.pair_mut();
-                node.alltoall(input, out, limits)
+                node.alltoall((input, &given), (out, &taken), limits)
             };
             return self.in_memory(Memory::Pair(Box::new((input, out))), passage.stamp, work);
         }

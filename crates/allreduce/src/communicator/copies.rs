@@ -36,7 +36,7 @@ impl Communicator {
     /// `given[r]` bytes for rank `r`, and `taken[r]` come from it.
     pub fn alltoall(&mut self, (given, taken): (&[usize], &[usize]), input: Memory, stamp: Stamp) -> Result<Buffer> {
         let all = Memory::Own(Buffer::zeroed(taken.iter().sum()));
-        let begun = self.begin_alltoall(None, (given, taken), false, (input, all), Passage { stamp, priority: 0 })?;
+        let begun = self.begin_alltoall(None, (given, taken), (input, all), Passage { stamp, priority: 0 })?;
         Ok(self.complete(begun)?.into_output().into_buffer())
     }
 }

@@ -19,7 +19,8 @@
 //! If ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer elsewhere is as
 //! good as one in an arena, except for a copy by the kernel: two meetings for a buffer of any length.
 //!
-//! In an alltoall a slot has room for every other local rank, and each takes its own out of all slots.
+//! In an alltoall every rank first shows the lengths of its blocks. In the window a slot has room for every
+//! other local rank, and each takes its own out of all slots.
 //!
 //! All ranks of a host make the same calls in the same order. Elements are summed in the order of the local
 //! ranks, whichever rank sums them. So the bits depend only on the placement of the ranks.
@@ -188,56 +189,96 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::Owners(parts), None, limits).map(drop)
     }
 
-    /// Copies block `l` of each local rank `s` to block `s` of `out`, where `l` is this local rank. `input`
-    /// and `out` have a block of the same length for each local rank.
-    pub(super) fn alltoall(&mut self, input: &[u8], out: &mut [u8], limits: WaitLimits) -> Result<()> {
+    /// Copies block `l` of each local rank `s` to block `s` of `out`, where `l` is this local rank. `given`
+    /// and `taken` are the blocks of `input` and of `out`, one for each local rank.
+    pub(super) fn alltoall(
+        &mut self,
+        (input, given): (&[u8], &Parts),
+        (out, taken): (&mut [u8], &Parts),
+        limits: WaitLimits,
+    ) -> Result<()> {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
-        let block_bytes = input.len() / local_size;
-        if input.len() <= SHORT_BYTES {
-            let take = |slots: &[*const u8]| {
-                for (slot, block) in slots.iter().zip(out.chunks_exact_mut(block_bytes.max(1))) {
-                    // SAFETY: every slot holds as many blocks, and is filled.
-                    unsafe { copy(slot.add(local_rank * block_bytes), block.as_mut_ptr(), block_bytes) };
-                }
-            };
-            return self.show_short(input, input.len(), take, limits);
+        let block = |parts: &Parts, at: usize| parts.range(at..at + 1);
+        self.moved_bytes += input.len() as u64;
+        // The lengths of the blocks, which all ranks get to know, and a short input itself.
+        let lens_bytes = local_size * size_of::<u64>();
+        let is_short = |parts: &Parts| parts.len() + lens_bytes <= SHORT_BYTES;
+        self.begin(0, limits.stamp);
+        let turn = self.turn;
+        let own: Vec<u64> = (0..local_size).map(|to| block(given, to).len() as u64).collect();
+        let slot = self.window.short_slot(turn, local_rank);
+        // SAFETY: the slot is this local rank's, long enough, and nobody has read it since the meeting before
+        // the last.
+        unsafe {
+            copy(own.as_ptr().cast(), slot, lens_bytes);
+            copy(input.as_ptr(), slot.add(lens_bytes), if is_short(given) { input.len() } else { 0 });
         }
-        self.begin(input.len(), limits.stamp);
         self.show(input);
-        self.meet_first(input.len(), limits)?;
-        let buffers = self.buffers(input.as_ptr().cast_mut(), input.len());
+        self.meet_first(0, limits)?;
+        let slots: Vec<*const u8> =
+            (0..local_size).map(|other| self.window.short_slot(turn, other).cast_const()).collect();
+        let lens_at = |slot: *const u8| {
+            let mut lens = vec![0_u64; local_size];
+            // SAFETY: every slot begins with as many numbers, and is filled.
+            unsafe { copy(slot, lens.as_mut_ptr().cast(), lens_bytes) };
+            Parts::of_lens(lens.into_iter().map(|len| len as usize))
+        };
+        let all: Vec<Parts> = slots.iter().map(|slot| lens_at(*slot)).collect();
+        // The place of a rank's block for this one in its input, and in the output.
+        let places = |other: usize| (block(&all[other], local_rank), block(taken, other));
+        if let Some(other) = (0..local_size).find(|other| places(*other).0.len() != places(*other).1.len()) {
+            let (from, to) = places(other);
+            return Err(Error::protocol(
+                self.rank,
+                format!("local rank {other} of this host"),
+                format!("a block of {} bytes instead of {} in an alltoall", from.len(), to.len()),
+            ));
+        }
+        let (from, to) = places(local_rank);
+        out[to].copy_from_slice(&input[from]);
+        let mut others = (0..local_size).filter(|other| *other != local_rank);
+        // Every rank comes to the same answer here.
+        if all.iter().all(is_short) {
+            others.for_each(|other| {
+                let (from, to) = places(other);
+                // SAFETY: the input is in the slot, behind the lengths; `out` is borrowed.
+                unsafe { copy(slots[other].add(lens_bytes + from.start), out[to].as_mut_ptr(), from.len()) };
+            });
+            return Ok(());
+        }
+        let least_bytes = all.iter().map(Parts::len).min().unwrap_or(0);
+        let buffers = self.buffers(input.as_ptr().cast_mut(), least_bytes);
         if buffers.all_reached() {
-            let from = local_rank * block_bytes..(local_rank + 1) * block_bytes;
-            let taken = (0..local_size).try_for_each(|other| {
-                let to = out[other * block_bytes..][..block_bytes].as_mut_ptr();
+            let taken = others.try_for_each(|other| {
+                let (from, to) = places(other);
                 // SAFETY: inputs do not change before the next meeting; `out` is borrowed, and none of them.
-                unsafe { buffers.read(other, from.clone(), to) }.map_err(|cause| (other, cause))
+                unsafe { buffers.read(other, from, out[to].as_mut_ptr()) }.map_err(|cause| (other, cause))
             });
             return self.end(taken, limits);
         }
         // The bytes of one slot for each local rank.
         let room_bytes = (self.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
-        let rounds = block_bytes.div_ceil(room_bytes);
-        let piece = |round: usize| round * room_bytes..((round + 1) * room_bytes).min(block_bytes);
+        let blocks = all.iter().flat_map(|parts| (0..local_size).map(|to| block(parts, to).len()));
+        let rounds = blocks.max().unwrap_or(0).div_ceil(room_bytes);
+        let piece = |block: &Range<usize>, round: usize| {
+            overlap(block, &(block.start + round * room_bytes..block.start + (round + 1) * room_bytes))
+        };
         for round in 0..=rounds {
             if round < rounds {
-                let piece = piece(round);
-                for other in (0..local_size).filter(|other| *other != local_rank) {
-                    let from = input[other * block_bytes..][piece.clone()].as_ptr();
+                for other in others.clone() {
+                    let from = &input[piece(&block(given, other), round)];
                     let to = self.window.slot(round, local_rank).wrapping_add(other * room_bytes);
                     // SAFETY: the slot is this local rank's, has a room for each, and was last read before
                     // the last meeting.
-                    unsafe { copy(from, to, piece.len()) };
+                    unsafe { copy(from.as_ptr(), to, from.len()) };
                 }
             }
             if round > 0 {
-                let piece = piece(round - 1);
-                for other in 0..local_size {
+                for other in others.clone() {
                     let room = self.window.slot(round - 1, other).wrapping_add(local_rank * room_bytes);
-                    let own = input[local_rank * block_bytes..][piece.clone()].as_ptr();
-                    let to = out[other * block_bytes..][piece.clone()].as_mut_ptr();
+                    let to = &mut out[piece(&block(taken, other), round - 1)];
                     // SAFETY: the owner of the slot has filled it before the last meeting; `out` is borrowed.
-                    unsafe { copy(if other == local_rank { own } else { room }, to, piece.len()) };
+                    unsafe { copy(room, to.as_mut_ptr(), to.len()) };
                 }
             }
             // A rank that comes to the last meeting has read the slots: the next operation may fill them

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use ringpull_base::are_cores_busy;
+
 use crate::transport::Transport;
 
 /// One wait for something to move: yields at first, then waits for data that grow with the time waited.
@@ -40,7 +42,7 @@ impl IdleWait {
         if self.waited > limit {
             return Err(self.waited);
         }
-        if self.waited < looks(bytes) {
+        if self.waited < looks(bytes) && !are_cores_busy() {
             transport.relax();
         } else {
             transport.wait((self.waited / PART).clamp(SHORTEST, LONGEST));

@@ -17,12 +17,11 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use ringpull_base::timeline::{self, Phase};
-use ringpull_base::{Buffer, Error, waits};
+use ringpull_base::{Awake, Buffer, Error, waits};
 
 use crate::communicator::{BegunOperation, Communicator, PartUpdate, Passage};
 use crate::interpreter::{Memory, Ticket};
@@ -174,12 +173,11 @@ impl CommThread<'_> {
     fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
         const LINGER: Duration = Duration::from_micros(50);
         const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
-        let since = Instant::now();
-        while lingers && since.elapsed() < LINGER {
+        let mut awake = Awake::new(if lingers { LINGER } else { Duration::ZERO });
+        while awake.is_awake() {
             if let Ok(command) = inbox.try_recv() {
                 return Ok(command);
             }
-            std::thread::yield_now();
         }
         let mut nap = NAPS.0;
         loop {

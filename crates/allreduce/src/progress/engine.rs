@@ -22,10 +22,11 @@ use ringpull_base::status::JobStatus;
 use ringpull_base::{Error, OnFault, Result, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
+use crate::progress::answer::{Answer, Outcome, answer};
 use crate::progress::changes::Changes;
 use crate::progress::connected::{Connect, ReadyTransport};
 use crate::progress::generation::{Change, CurrentGeneration};
-use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, StandIn, Submission};
+use crate::progress::job::{Barrier, CollectiveWork, DirectCollective, StandIn, Submission};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
 use crate::progress::shared::{InheritedState, Shared};
@@ -153,7 +154,7 @@ impl Engine {
     /// Takes part in the sums of the others, on a helper, until all of them are done, and then leaves.
     /// Blocks. Returns an error if the job fails.
     pub fn serve(&self) -> Result<()> {
-        let (result, answer) = crossbeam_channel::bounded(1);
+        let (result, answer) = answer();
         let shared = self.current.get();
         *shared.callers.serving.lock() = Some(result);
         if !shared.condition.is_well() {
@@ -353,7 +354,7 @@ impl Engine {
     }
 
     fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, work: CollectiveWork<T>) -> Result<T> {
-        let (result, answer) = crossbeam_channel::bounded(1);
+        let (result, answer) = answer();
         let job = Submission::new(DirectCollective::new(work, result));
         shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
@@ -376,7 +377,7 @@ impl Engine {
         if shared.size == 1 {
             return Ok(shared.rank);
         }
-        let (result, answer) = crossbeam_channel::bounded(1);
+        let (result, answer) = answer();
         {
             let mut calls = shared.calls.lock();
             if calls.has_joined() {
@@ -396,7 +397,7 @@ impl Engine {
 
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
-        let (result, answer) = crossbeam_channel::bounded(1);
+        let (result, answer) = answer();
         self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Submission::new(Barrier::new(result)))?;
         self.wait();
         self.answered(&answer)
@@ -414,35 +415,31 @@ impl Engine {
     /// Waits for a job, and returns its answer or a fault. Blocks.
     pub fn wait_for<T>(&self, answer: &Answer<T>) -> Result<T> {
         self.wait();
-        self.answered(&answer.0)
+        self.answered(answer)
     }
 
     /// As [`wait_for`](Self::wait_for); `None` after `limit`.
     pub fn wait_within<T>(&self, answer: &Answer<T>, limit: Duration) -> Result<Option<T>> {
         self.wait();
-        waits::in_pieces(Some(limit), |limit| self.answer(&answer.0, limit))
+        waits::in_pieces(Some(limit), |limit| self.answer(answer, limit))
     }
 
     /// Returns a job's answer if the job is done. Does not count as a wait: earlier calls are fused as they
     /// would be without it.
     pub fn take<T>(&self, answer: &Answer<T>) -> Result<Option<T>> {
-        self.answer(&answer.0, Some(Duration::ZERO))
+        self.answer(answer, Some(Duration::ZERO))
     }
 
-    fn answered<T>(&self, answer: &Receiver<Result<T>>) -> Result<T> {
+    fn answered<T>(&self, answer: &Answer<T>) -> Result<T> {
         let _wait = waits::wait();
         waits::until(|limit| self.answer(answer, limit))
     }
 
-    fn answer<T>(&self, answer: &Receiver<Result<T>>, limit: Option<Duration>) -> Result<Option<T>> {
-        let received = match limit {
-            Some(limit) => answer.recv_timeout(limit),
-            None => answer.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        match received {
-            Ok(outcome) => outcome.map(Some),
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(self.fault().unwrap_or_else(|| lost_thread(Some(self.rank())))),
+    fn answer<T>(&self, answer: &Answer<T>, limit: Option<Duration>) -> Result<Option<T>> {
+        match answer.within(limit) {
+            Outcome::There(outcome) => outcome.map(Some),
+            Outcome::Open => Ok(None),
+            Outcome::Gone => Err(self.fault().unwrap_or_else(|| lost_thread(Some(self.rank())))),
         }
     }
 

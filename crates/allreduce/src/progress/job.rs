@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use crossbeam_channel::{Receiver, Sender};
-
 use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result};
 
 use crate::communicator::{BegunOperation, Communicator, PartUpdate};
 use crate::interpreter::Memory;
+use crate::progress::answer::Reply;
 use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
@@ -126,43 +125,17 @@ pub(super) struct SavedCall {
     pub(super) terms: Terms,
 }
 
-/// The sender of a job's answer to its caller.
-pub struct Reply<T>(Sender<Result<T>>);
-
-/// A job's answer to its caller, who may wait for it: see [`Engine::wait_for`](super::Engine::wait_for).
-pub struct Answer<T>(pub(super) Receiver<Result<T>>);
-
-/// Returns the two ends of an answer.
-pub fn answer<T>() -> (Reply<T>, Answer<T>) {
-    let (result, answer) = crossbeam_channel::bounded(1);
-    (Reply(result), Answer(answer))
-}
-
-impl<T> Reply<T> {
-    /// Sends the answer; a caller that has gone needs none.
-    pub fn send(self, outcome: Result<T>) {
-        drop(self.0.send(outcome));
-    }
-}
-
-impl<T> Answer<T> {
-    /// Returns true if the answer has arrived.
-    pub fn is_there(&self) -> bool {
-        !self.0.is_empty()
-    }
-}
-
 pub(super) type CollectiveWork<T> = Box<dyn FnOnce(&mut Communicator, u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
 pub(super) struct DirectCollective<T> {
     work: Option<CollectiveWork<T>>,
     value: Option<T>,
-    result: Sender<Result<T>>,
+    result: Reply<T>,
 }
 
 impl<T> DirectCollective<T> {
-    pub(super) fn new(work: CollectiveWork<T>, result: Sender<Result<T>>) -> Self {
+    pub(super) fn new(work: CollectiveWork<T>, result: Reply<T>) -> Self {
         DirectCollective { work: Some(work), value: None, result }
     }
 }
@@ -180,23 +153,25 @@ impl<T: Send> Job for DirectCollective<T> {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        // A caller that has gone needs no answer.
-        self.value.into_iter().for_each(|value| drop(self.result.send(Ok(value))));
+        let DirectCollective { value, result, .. } = *self;
+        if let Some(value) = value {
+            result.send(Ok(value));
+        }
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        drop(self.result.send(Err(fault.clone())));
+        self.result.send(Err(fault.clone()));
     }
 }
 
 /// A barrier that the caller waits for: a sum of one byte, which is there when every rank has come.
 pub(super) struct Barrier {
-    result: Sender<Result<()>>,
+    result: Reply<()>,
 }
 
 impl Barrier {
-    pub(super) fn new(result: Sender<Result<()>>) -> Self {
+    pub(super) fn new(result: Reply<()>) -> Self {
         Barrier { result }
     }
 }
@@ -221,7 +196,7 @@ impl Job for Barrier {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        drop(self.result.send(Ok(())));
+        self.result.send(Ok(()));
         Ok(())
     }
 
@@ -234,6 +209,6 @@ impl Job for Barrier {
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        drop(self.result.send(Err(fault.clone())));
+        self.result.send(Err(fault.clone()));
     }
 }

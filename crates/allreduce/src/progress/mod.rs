@@ -19,6 +19,7 @@
 //!   `termination`: the report of a rank that its launcher ends; `hang`: its end if MPI does not return.
 
 pub mod agreement;
+mod answer;
 mod answers;
 pub mod calls;
 mod changes;
@@ -54,8 +55,9 @@ mod topic_key;
 mod under_way;
 mod watcher;
 
+pub use answer::{Answer, Reply, answer};
 pub use engine::Engine;
 pub use generation::Change;
-pub use job::{Answer, Check, Job, Reply, StandIn, Submission, answer};
+pub use job::{Check, Job, StandIn, Submission};
 pub use messages::{Call, Envelope, Launch, Operation, Peering, Sums, Terms, Topic, Transfer};
 pub use topic_key::TopicKey;

@@ -15,12 +15,12 @@
 //! loss and without one. Each reports which of the two it does, and those that start have done nothing.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, unbounded};
 
 use ringpull_base::config::Config;
 use ringpull_base::{Error, Result, last_words};
@@ -46,8 +46,8 @@ pub(super) const FINISH: &str = "ringpull-finish";
 pub(super) struct Generation {
     pub(super) shared: Arc<Shared>,
     communicator: Communicator,
-    inbox: Receiver<Command>,
-    finishing: Sender<Submission>,
+    inbox: mpsc::Receiver<Command>,
+    finishing: mpsc::Sender<Submission>,
     finisher: JoinHandle<()>,
     succession: Option<Succession>,
     finalise: Box<dyn FnOnce()>,
@@ -197,9 +197,9 @@ impl Generation {
     /// Starts the threads of a generation.
     pub(super) fn begin(ready: ReadyRanks, config: &Config, mut inherited: InheritedState) -> Result<Self> {
         let ReadyRanks { mut communicator, control, stop, succession, finalise } = ready;
-        let (commands, inbox) = unbounded();
+        let (commands, inbox) = mpsc::channel();
         let (own_notes, notes) = unbounded();
-        let (finishing, finished) = unbounded::<Submission>();
+        let (finishing, finished) = mpsc::channel::<Submission>();
         inherited.sever = succession.as_ref().map(|succession| Arc::clone(&succession.sever));
         let shared = Arc::new(Shared::new(&communicator, control, config, (stop, commands, own_notes), inherited));
         if shared.rank == 0 && shared.info.helpers > 0 {
@@ -244,7 +244,7 @@ impl Generation {
 
 /// The finishing thread: does the work that takes long. Ends, and reports it, when the comm thread has run
 /// every job and all of them are finished.
-fn finish(shared: &Shared, finished: &Receiver<Submission>) {
+fn finish(shared: &Shared, finished: &mpsc::Receiver<Submission>) {
     let _guard = AbortOnPanic;
     finished.iter().for_each(|job| shared.finish(job));
     if shared.condition.is_well() && !shared.is_helper() {

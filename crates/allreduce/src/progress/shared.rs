@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
@@ -13,6 +13,7 @@ use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Waiter};
 
 use crate::communicator::{Communicator, HelpRequest};
+use crate::progress::answer::{Reply, answer};
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
 use crate::progress::changes::Changes;
@@ -96,7 +97,7 @@ pub(super) struct Shared {
     /// The operations of the comm thread that are under way, in the order in which they began: the number,
     /// and one topic of each.
     pub(super) running: Mutex<OperationsUnderWay>,
-    pub(super) commands: Sender<Command>,
+    pub(super) commands: mpsc::Sender<Command>,
     /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
     /// finished.
     pub(super) unfinished: Handover,
@@ -145,9 +146,9 @@ impl LossRecord {
 #[derive(Default)]
 pub(super) struct WaitingCallers {
     /// Of one that has joined.
-    pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
+    pub(super) joining: Mutex<Option<Reply<usize>>>,
     /// Of a helper, until the job has ended.
-    pub(super) serving: Mutex<Option<Sender<Result<()>>>>,
+    pub(super) serving: Mutex<Option<Reply<()>>>,
 }
 
 /// Tensors that were lent, of those whose owners are notified when they are returned.
@@ -211,7 +212,7 @@ impl Shared {
         comm: &Communicator,
         control: Control,
         config: &Config,
-        (stop, commands, own_notes): (Arc<AtomicBool>, Sender<Command>, Sender<ControlMessage>),
+        (stop, commands, own_notes): (Arc<AtomicBool>, mpsc::Sender<Command>, Sender<ControlMessage>),
         inherited: InheritedState,
     ) -> Self {
         let calls = if comm.size() == 1 {
@@ -300,7 +301,7 @@ impl Shared {
 
     /// Ends the wait of `serve` on a helper: the job has ended.
     pub(super) fn served(&self) {
-        self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Ok(()))));
+        self.callers.serving.lock().take().into_iter().for_each(|result| result.send(Ok(())));
     }
 
     pub(super) fn send(&self, to: usize, note: &ControlMessage) {
@@ -354,7 +355,7 @@ impl Shared {
             Order::RunTo(end) => calls.run_to(end),
             Order::Joined(last) => {
                 calls.joined();
-                self.callers.joining.lock().take().into_iter().for_each(|result| drop(result.send(Ok(last))));
+                self.callers.joining.lock().take().into_iter().for_each(|result| result.send(Ok(last)));
                 Vec::new()
             }
             Order::Forget(topics) => {
@@ -408,7 +409,7 @@ impl Shared {
                 store.stand_in(key.key(), &call.operation, &call.terms)
             }
             // Nobody waits for it here.
-            Topic::Barrier => Ok(Submission::new(Barrier::new(crossbeam_channel::bounded(1).0))),
+            Topic::Barrier => Ok(Submission::new(Barrier::new(answer().0))),
             Topic::Collective { comm, .. } => {
                 let comm = self.stand_ins.lock().get(comm).and_then(Weak::upgrade);
                 let comm =
@@ -595,8 +596,8 @@ impl Shared {
         drop(waiting);
         failed.into_iter().for_each(|job| job.job.fail(fault));
         self.condition.changes.notify();
-        self.callers.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
-        self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
+        self.callers.joining.lock().take().into_iter().for_each(|result| result.send(Err(fault.clone())));
+        self.callers.serving.lock().take().into_iter().for_each(|result| result.send(Err(fault.clone())));
     }
 }
 

@@ -93,7 +93,7 @@ impl<N: SleepCounter> Meeting<'_, N> {
     pub(super) fn wait<E>(
         &self,
         generation: u32,
-        is_awake: impl Fn() -> bool,
+        mut is_awake: impl FnMut() -> bool,
         mut look: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         loop {

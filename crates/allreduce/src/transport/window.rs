@@ -18,6 +18,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ringpull_base::Awake;
 use ringpull_base::buffer::region::{Address, Region};
 
 use crate::transport::meeting::{self, Meeting};
@@ -212,18 +213,18 @@ impl Window {
         let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
         let meeting = Meeting { arrived, generation, sleepers };
         let Some(generation) = meeting.come(self.met(self.local_rank), self.local_size as u32) else { return Ok(()) };
-        let start = Instant::now();
-        let is_awake = || {
-            std::thread::yield_now();
-            start.elapsed() < AWAKE
-        };
+        let mut awake = Awake::new(AWAKE);
         let mut patience = None;
-        meeting.wait(generation, is_awake, || {
-            if stop.load(Ordering::Acquire) {
-                return Err(Absence::Stopped);
-            }
-            patience.get_or_insert_with(|| Inactivity::new(self)).look(self, generation, limit)
-        })
+        meeting.wait(
+            generation,
+            || awake.is_awake(),
+            || {
+                if stop.load(Ordering::Acquire) {
+                    return Err(Absence::Stopped);
+                }
+                patience.get_or_insert_with(|| Inactivity::new(self)).look(self, generation, limit)
+            },
+        )
     }
 
     /// Returns a number that changes whenever a local rank comes or beats.

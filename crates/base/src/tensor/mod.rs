@@ -33,7 +33,7 @@ use lent::{READ, StoreLoan, WRITTEN};
 use ranges::{Range, RangeLock};
 
 use crate::timeline::{self, Phase};
-use crate::{Buffer, DType, Element, Error, Key, Remote, Result, waits};
+use crate::{Awake, Buffer, DType, Element, Error, Key, Remote, Result, waits};
 
 /// A function that is called once, when nobody holds a tensor any more, with the error of its last write, if
 /// any.
@@ -259,10 +259,8 @@ impl Tensor {
         if self.len_bytes() > SHORT_BYTES || !self.content.is_locked_exclusive() {
             return;
         }
-        let since = Instant::now();
-        while self.content.is_locked_exclusive() && since.elapsed() < MOMENT {
-            std::thread::yield_now();
-        }
+        let mut awake = Awake::new(MOMENT);
+        while self.content.is_locked_exclusive() && awake.is_awake() {}
     }
 
     /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.

@@ -151,7 +151,7 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                     _ => panic!("it has two buffers"),
                 };
                 let buffers = (Memory::Own(given), out(size * len));
-                let begun = comm.begin_alltoall(None, (&lens, &lens), true, buffers, passage(1));
+                let begun = comm.begin_alltoall(None, (&lens, &lens), buffers, passage(1));
                 let (given, taken) = pair(done(begun));
                 let found: &[u64] = bytemuck::cast_slice(taken.bytes());
                 let from = |at: usize| value(at / len, own.start + at % len);
@@ -181,6 +181,47 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
             });
         }
     }
+}
+
+#[test]
+fn an_alltoall_in_shared_memory_has_blocks_of_any_lengths_and_says_which_do_not_fit() {
+    let passage = |stamp| Passage { stamp, priority: 0 };
+    let cases = [(false, 2), (false, 3), (true, 2), (true, 4)];
+    for (reads, size, len) in
+        cases.into_iter().flat_map(|(reads, size)| [1, 700, 200_000].map(|len| (reads, size, len)))
+    {
+        // Nothing for some, and for all from the last rank.
+        let count = |from: usize, to: usize| if from + 1 == size { 0 } else { len * ((from + 2 * to) % 3) };
+        let lens = |counts: &dyn Fn(usize) -> usize| (0..size).map(|other| 8 * counts(other)).collect::<Vec<_>>();
+        for shared in [|_: usize| true, |_: usize| false, |rank: usize| rank == 1] {
+            on_ranks_that_read(reads, &vec![0; size], |comm| {
+                let rank = comm.rank();
+                let (given, taken) = (lens(&|to| count(rank, to)), lens(&|from| count(from, rank)));
+                let mut input = buffer(given.iter().sum(), shared(rank));
+                let values = (0..size).flat_map(|to| (0..count(rank, to)).map(move |at| (rank, to, at)));
+                let value = |(from, to, at): (usize, usize, usize)| ((from * size + to) * 1_000_000 + at) as u64;
+                let words: &mut [u64] = bytemuck::cast_slice_mut(input.bytes_mut());
+                words.iter_mut().zip(values).for_each(|(word, at)| *word = value(at));
+                for stamp in 1..=2 {
+                    let out = buffer(taken.iter().sum(), shared(rank));
+                    let buffers = (Memory::Own(std::mem::replace(&mut input, Buffer::zeroed(0))), Memory::Own(out));
+                    let begun = comm.begin_alltoall(None, (&given, &taken), buffers, passage(stamp)).unwrap();
+                    let BegunOperation::Done(Memory::Pair(pair)) = begun else { panic!("it is under way") };
+                    let found: &[u64] = bytemuck::cast_slice(pair.1.bytes());
+                    let expected = (0..size).flat_map(|from| (0..count(from, rank)).map(move |at| (from, rank, at)));
+                    assert!(found.iter().copied().eq(expected.map(value)), "{reads} {size} {len} rank {rank}");
+                    input = pair.0.into_buffer();
+                }
+            });
+        }
+    }
+    let errors = on_ranks_that_read(false, &[0; 2], |comm| {
+        let taken = [8, if comm.rank() == 0 { 16 } else { 8 }];
+        let buffers = (Memory::Own(Buffer::zeroed(16)), Memory::Own(Buffer::zeroed(taken.iter().sum())));
+        comm.begin_alltoall(None, (&[8, 8], &taken), buffers, passage(1)).err().map(|error| error.to_string())
+    });
+    let expected = "a block of 8 bytes instead of 16 in an alltoall";
+    assert!(errors[0].as_ref().is_some_and(|error| error.contains(expected)) && errors[1].is_none(), "{errors:?}");
 }
 
 #[test]

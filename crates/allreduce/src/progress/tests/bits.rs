@@ -9,8 +9,9 @@ use ringpull_base::topology::host_name;
 use ringpull_base::{Buffer, DType, Error, Reduction, Result};
 
 use crate::interpreter::Memory;
+use crate::progress::answer::{Reply, answer};
 use crate::progress::engine::Engine;
-use crate::progress::job::{Job, Reply, Submission, answer};
+use crate::progress::job::{Job, Submission};
 use crate::progress::messages::{Operation, Terms, Topic, Transfer};
 
 /// A sum of all ranks, which its caller gets.

@@ -1,0 +1,124 @@
+//! The time for which a thread that waits stays awake before it sleeps: one rule for every wait for another
+//! thread or rank.
+//!
+//! To wake up takes a good part of a short operation. So a thread first looks again and again, and gives its
+//! core away between two looks. This pays only while there are cores to spare. Beside a thread that computes,
+//! a core that is given away comes back milliseconds later, while a thread that sleeps gets one soon after it
+//! is woken: the scheduler owes it time. A core that comes back late shows this. Then all threads of the
+//! process sleep at once when they wait, for a time that doubles each time the next try is late too.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::waits::since_start_ns;
+
+/// A core that was given away for as long was taken by a thread that computes. Ranks that share a core and
+/// give it to each other have it back sooner.
+const LATE: Duration = Duration::from_micros(500);
+/// The times for which the cores then count as busy.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(1);
+
+static CORES: Cores = Cores::new();
+
+/// The knowledge of a process about the cores that it runs on.
+struct Cores {
+    /// The time until which they count as busy, in nanoseconds of the process.
+    busy_until_ns: AtomicU64,
+    /// The time for which they have counted as busy since somebody last looked.
+    pause_ns: AtomicU64,
+}
+
+impl Cores {
+    const fn new() -> Self {
+        Cores { busy_until_ns: AtomicU64::new(0), pause_ns: AtomicU64::new(0) }
+    }
+
+    fn are_busy(&self, now_ns: u64) -> bool {
+        now_ns < self.busy_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// Records that a core came back late. Threads that do so at once need not agree: each value is a valid
+    /// one.
+    fn record_late(&self, now_ns: u64) {
+        let (until_ns, pause_ns) = (self.busy_until_ns.load(Ordering::Relaxed), self.pause_ns.load(Ordering::Relaxed));
+        if now_ns < until_ns {
+            // Another thread has seen it too.
+            return;
+        }
+        let is_again = now_ns - until_ns < 2 * pause_ns;
+        let longer_ns = if is_again { 2 * pause_ns } else { 0 };
+        let pause_ns = longer_ns.clamp(SHORTEST.as_nanos() as u64, LONGEST.as_nanos() as u64);
+        self.pause_ns.store(pause_ns, Ordering::Relaxed);
+        self.busy_until_ns.store(now_ns + pause_ns, Ordering::Relaxed);
+    }
+}
+
+/// Returns true if a thread that gives its core away gets it back late.
+pub fn are_cores_busy() -> bool {
+    CORES.are_busy(since_start_ns(Instant::now()))
+}
+
+/// The begin of a wait, in which the thread is awake.
+pub struct Awake {
+    begun: Instant,
+    now: Instant,
+    limit: Duration,
+}
+
+impl Awake {
+    /// A wait that stays awake for at most `limit`.
+    pub fn new(limit: Duration) -> Self {
+        let now = Instant::now();
+        Awake { begun: now, now, limit }
+    }
+
+    /// Gives the core away for a moment. Returns false if the thread is to sleep now.
+    pub fn is_awake(&mut self) -> bool {
+        if self.now - self.begun >= self.limit || CORES.are_busy(since_start_ns(self.now)) {
+            return false;
+        }
+        std::thread::yield_now();
+        let now = Instant::now();
+        if now - self.now >= LATE {
+            CORES.record_late(since_start_ns(now));
+        }
+        self.now = now;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_that_stay_busy_are_tried_ever_more_rarely_and_soon_again_after_they_were_free() {
+        let (cores, short_ns, long_ns) = (Cores::new(), SHORTEST.as_nanos() as u64, LONGEST.as_nanos() as u64);
+        let mut now_ns = 5 * long_ns;
+        let mut pauses_ns = Vec::new();
+        for _ in 0..10 {
+            assert!(!cores.are_busy(now_ns));
+            cores.record_late(now_ns);
+            let until_ns = cores.busy_until_ns.load(Ordering::Relaxed);
+            pauses_ns.push(until_ns - now_ns);
+            assert!(cores.are_busy(now_ns) && cores.are_busy(until_ns - 1));
+            // A second thread that was late at the same time.
+            cores.record_late(until_ns - 1);
+            assert_eq!(cores.busy_until_ns.load(Ordering::Relaxed), until_ns);
+            now_ns = until_ns + short_ns / 2;
+        }
+        assert_eq!((pauses_ns[0], pauses_ns[1], pauses_ns[9]), (short_ns, 2 * short_ns, long_ns));
+        now_ns += 3 * long_ns;
+        cores.record_late(now_ns);
+        assert_eq!(cores.busy_until_ns.load(Ordering::Relaxed), now_ns + short_ns);
+    }
+
+    #[test]
+    fn a_wait_is_awake_for_no_longer_than_its_limit() {
+        let mut never = Awake::new(Duration::ZERO);
+        assert!(!never.is_awake());
+        let mut some = Awake::new(Duration::from_micros(200));
+        while some.is_awake() {}
+    }
+}
