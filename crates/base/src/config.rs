@@ -494,13 +494,10 @@ pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
 
-/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES`: where calls of the store are recorded, and how many bytes
-/// of values.
+/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES` (0): where gradients and values are recorded, and how many
+/// bytes of values.
 pub fn recording() -> Result<Option<RecordingOptions>> {
-    let value_bytes = match text(RECORD_VALUES) {
-        Some(_) => Some(required(RECORD_VALUES, "a number of bytes")?),
-        None => None,
-    };
+    let value_bytes = parsed(RECORD_VALUES, "a number of bytes", 0)?;
     let starts = elastic()?.map_or(0, |(_, starts)| starts);
     Ok(text(RECORD).map(|folder| {
         let folder = PathBuf::from(folder);

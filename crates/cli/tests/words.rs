@@ -160,7 +160,6 @@ fn a_worker_that_cannot_be_late_is_an_error_that_names_those_that_can() {
 #[test]
 fn what_cannot_be_predicted_is_an_error_that_says_what_can() {
     for (words, code, parts) in [
-        ("--recorded run --link 1gbit", 2, ["'--model <MODEL>' cannot be used with", "--recorded <FOLDER>"]),
         ("--link none", 1, ["--link none has no rate to predict with", "--link 10gbit"]),
         ("--link 1gbit --latency 50", 2, ["invalid time \"50\"", "such as 50us"]),
         ("--link 1gbit --hosts 0", 1, ["invalid --hosts 0: expected numbers from 1 to 10000", "--hosts 8,64"]),

@@ -12,7 +12,7 @@ use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::models::{self, ModelKey};
 
 use super::measured::{SparseArgs, StoreArgs, progress};
-use super::{Format, print, replay, report, train};
+use super::{Format, print, report, train};
 use super::{SUCCESS, Status};
 use ringpull_harness::collectives::{self, Collective, CollectiveOptions, Way};
 use ringpull_harness::cost::rows_words;
@@ -51,8 +51,6 @@ enum What {
     Pushpull(PushpullArgs),
     /// Replay the training steps of a model: computing by the clock or on the processor, real communication.
     Train(train::TrainArgs),
-    /// Make the calls of a recorded job, without its framework, on any kind of store.
-    Replay(replay::ReplayArgs),
 }
 
 #[derive(Debug, Args)]
@@ -175,7 +173,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
         What::ReduceScatter(args) | What::Allgather(args) | What::Alltoall(args) => args.format,
         What::Pushpull(args) => args.store.format,
         What::Train(args) => args.store.format,
-        What::Replay(args) => return replay::run(args),
     };
     kept::print_by(move |records| {
         if let Err(cause) = print(format, &records, || table(records)) {
@@ -190,7 +187,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
         What::Alltoall(args) => run_collective(Collective::Alltoall, args),
         What::Pushpull(args) => run_pushpull(args),
         What::Train(args) => train::measure(args),
-        What::Replay(args) => return replay::run(args),
     };
     let kept = kept::take();
     if measured.is_err() && !kept.is_empty() {

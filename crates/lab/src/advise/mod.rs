@@ -194,8 +194,8 @@ fn is_at_best(mode: Mode, workers: usize) -> bool {
     matches!(mode, Mode::Servers { .. }) && workers > MOST_WORKERS_OF_SERVERS
 }
 
-/// The assumptions of every row. `shares` says what a layer's share of the computing is.
-pub fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
+/// The assumptions of every row.
+pub fn assumptions(setting: &Setting, link: &str, rows: &[PredictedRow]) -> Vec<String> {
     let words = ringpull_harness::text::format_seconds;
     let mut all = vec![
         format!(
@@ -206,7 +206,7 @@ pub fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[Predicte
         "Switches: they hold what has to wait, lose nothing and carry all links at full rate. One worker a host."
             .to_owned(),
         format!(
-            "Computing: {} a step on each host, two thirds of it backward; a layer's share is {shares}.",
+            "Computing: {} a step on each host, two thirds of it backward; a layer's share is that of its FLOPs.",
             words(setting.compute_s)
         ),
         format!(

@@ -119,7 +119,7 @@ mod tests {
         let setting = Setting { network, compute_s: 0.02, link_bytes_per_s, own: Vec::new(), latency_s };
         let rows = rows(&setting, (&Choice::all(), false), hosts).unwrap();
         let (model, link, verdict) = ("m".to_owned(), "10gbit".to_owned(), vec!["it wins".to_owned()]);
-        let assumptions = assumptions(&setting, &link, "its share of the FLOPs", &rows);
+        let assumptions = assumptions(&setting, &link, &rows);
         Advice { model, compute_s: 0.02, link, latency_s: 50e-6, rows, assumptions, verdict, check: None }
     }
 
