@@ -6,9 +6,7 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
-use crate::launched::{Launched, Testbed};
-
-use super::{FAILURE, Format, SUCCESS, Status, print, write};
+use super::{Format, SUCCESS, Status, print, write};
 use ringpull_harness::charts::picture;
 use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
@@ -18,7 +16,7 @@ use ringpull_harness::size::format_size;
 use ringpull_harness::text::{parse_seconds, several};
 use ringpull_harness::variant::Variant;
 use ringpull_lab::advise::predict::Setting;
-use ringpull_lab::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
+use ringpull_lab::advise::{Advice, Choice, assumptions, rows, table, verdict};
 
 /// Beyond this a prediction takes minutes.
 const MOST_HOSTS: usize = 10_000;
@@ -28,13 +26,9 @@ const MOST_HOSTS: usize = 10_000;
     ringpull advise --model vgg16 --compute 2.184 --link 10gbit --latency 50us\n  \
     ringpull advise --model bert-large --compute 0.35 --link 25gbit --hosts 8,64,512 --out advice.svg\n  \
     ringpull advise --model model.txt --compute 0.2 --link 1gbit --hosts 16 --modes dist_sync_mpi,dist_sync:4 --format json\n  \
-    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --hosts 2,4,8 --check\n  \
-    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --slow-host 3=5gbit --hosts 4,8 --check=50mbit\n\n\
+    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --slow-host 3=5gbit --hosts 4,8\n\n\
     --compute is what one host alone takes for a step: measure it with your framework. --latency is half of\n\
-    what `ping` says. Modes are those of `ringpull compare`, without dist_async and topk.\n\
-    --check runs the same modes on emulated hosts (root, Linux), as many as fit, and prints predicted\n\
-    next to measured; the model is scaled so that its bytes take as long on the emulated links. The exit\n\
-    code is 1 if a measurement failed.")]
+    what `ping` says. Modes are those of `ringpull compare`, without dist_async and topk.")]
 pub(crate) struct AdviseArgs {
     /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
     #[arg(long)]
@@ -64,18 +58,12 @@ pub(crate) struct AdviseArgs {
     /// Write a chart of the efficiency to this file, as SVG.
     #[arg(long, value_name = "FILE.svg")]
     out: Option<PathBuf>,
-    /// Measure on emulated hosts with links of this rate [without a value: 200mbit].
-    #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true, default_missing_value = "200mbit")]
-    check: Option<LinkRate>,
-    /// Rounds of --check: in each, every mode runs once for each number of hosts.
-    #[arg(long, default_value_t = 1, requires = "check")]
-    rounds: usize,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// Predicts, and measures if that is asked for.
+/// Predicts, and prints.
 pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     let (mut hosts, choices) = (args.hosts.clone(), choices(args));
     hosts.sort_unstable();
@@ -94,7 +82,6 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
         assumptions: assumptions(&setting, &link, &rows),
         rows,
         verdict: Vec::new(),
-        check: None,
     };
     advice.verdict = verdict::sentences(&advice);
     if let Some(file) = &args.out {
@@ -102,12 +89,8 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
         let chart = table::curves(&advice, &choices).drawn();
         write(file, &picture::framed(&chart, &subtitle, advice.families().into_iter())?)?;
     }
-    if let Some(lab) = args.check {
-        advice.check = Some(checked(args, lab, &setting, hosts, &choices)?);
-    }
     print(args.format, &advice, || table::render(&advice, &choices))?;
-    let failed = advice.check.is_some_and(|check| check.rows.iter().any(|row| row.measured_s.is_none()));
-    Ok(if failed { FAILURE } else { SUCCESS })
+    Ok(SUCCESS)
 }
 
 fn choices(args: &AdviseArgs) -> Vec<Choice> {
@@ -145,37 +128,4 @@ fn setting(args: &AdviseArgs, hosts: &[usize]) -> Result<Setting> {
         ));
     }
     Ok(Setting { network, compute_s, link_bytes_per_s, own: args.slow_host.clone(), latency_s: args.latency })
-}
-
-/// Emulated hosts for workers that share this machine's processors.
-const MOST_EMULATED: usize = 64;
-
-fn checked(
-    args: &AdviseArgs,
-    lab: LinkRate,
-    setting: &Setting,
-    mut hosts: Vec<usize>,
-    choices: &[Choice],
-) -> Result<check::Checked> {
-    hosts.retain(|hosts| (2..=MOST_EMULATED).contains(hosts));
-    if hosts.is_empty() {
-        return Err(Error::argument(
-            format!("--check has nothing to measure: it emulates 2 to {MOST_EMULATED} hosts"),
-            "add such numbers to --hosts, as in --hosts 2,4,8",
-        ));
-    }
-    let plan = check::Plan {
-        model: args.model.clone(),
-        scale: args.scale,
-        compute_s: setting.compute_s,
-        link_bytes_per_s: setting.link_bytes_per_s,
-        own: setting.own.iter().filter(|slow| hosts.iter().any(|hosts| slow.host <= *hosts)).copied().collect(),
-        lab,
-        hosts,
-        rounds: args.rounds,
-    };
-    let progress = Progress::start("making the hosts");
-    let (shape, extra) = plan.testbed(choices)?;
-    let mut runner = Launched::start(Testbed::Lab(shape), extra)?.scaled(plan.scale()?)?;
-    check::run(&plan, choices, &mut runner, &mut |step| progress.part(step.done, step.planned, step.words))
 }

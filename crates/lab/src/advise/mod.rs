@@ -1,10 +1,8 @@
 //! Which mode is worth its hosts: steps of training, predicted for numbers of hosts that nobody has to try.
 //!
 //! [`predict`] gives a step in one mode to the simulation. An [`Advice`] has the rows of all modes and
-//! numbers of hosts; `verdict` says which wins. [`check`] measures some of them on emulated hosts. All but
-//! that is pure.
+//! numbers of hosts; `verdict` says which wins. All is pure.
 
-pub mod check;
 pub mod predict;
 pub mod table;
 pub mod verdict;
@@ -110,9 +108,6 @@ pub struct Advice {
     pub rows: Vec<PredictedRow>,
     pub assumptions: Vec<String>,
     pub verdict: Vec<String>,
-    /// A measurement beside its prediction.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub check: Option<check::Checked>,
 }
 
 /// The rows of all choices for all numbers of hosts, each mode once for a number. A choice that is `named` is
