@@ -121,8 +121,6 @@ fn buffers_of_a_check_of_gpus_are_whole_pieces() {
 fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
     for (words, code, parts) in [
         ("--waiting -1", 1, ["invalid --waiting -1: expected non-negative seconds", "hint: give seconds"]),
-        ("--late random:0.1", 1, ["invalid --late random:0.1", "hint: give RANK=SECONDS"]),
-        ("--late 3=0.1", 1, ["invalid --late 3=0.1: there are workers 0 to 0", "hint: name one"]),
         ("--algorithm late:1", 2, ["late:1", "ordered"]),
         ("--rest -1", 1, ["invalid --rest -1: expected non-negative milliseconds", "hint: give milliseconds"]),
         ("--rest inf", 1, ["invalid --rest inf: expected non-negative milliseconds", "hint: give milliseconds"]),
@@ -140,20 +138,6 @@ fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
     ] {
         let (had, text) = said(None, &format!("bench pushpull --kv-store local {words}"));
         assert!(had == 1 && parts.iter().all(|part| text.contains(part)), "{words}: {had}, {text}");
-    }
-}
-
-#[test]
-fn a_worker_that_cannot_be_late_is_an_error_that_names_those_that_can() {
-    for (words, code, part) in [
-        ("bench train --kv-store local --model vgg16 --compute 0.1 --late 3", 2, "RANK=SECONDS or random:P"),
-        ("compare --local 2 --train --model vgg16 --compute 0.1 --late 5=1", 1, "there are workers 0 to 1"),
-        ("compare --local 2 --bytes 4 --late random:1", 1, "--train"),
-        ("compare --local 2 --bytes 4 --late 2=1", 1, "there are workers 0 to 1"),
-        ("compare --local 2 --bytes 4 --late 1=1 --peers gloo", 1, "excludes the peer gloo"),
-    ] {
-        let (had, text) = said(None, words);
-        assert!(had == code && text.contains(part), "{words}: {had}, {text}");
     }
 }
 

@@ -16,7 +16,6 @@ use super::{Format, print, report, train};
 use super::{SUCCESS, Status};
 use ringpull_harness::collectives::{self, Collective, CollectiveOptions, Way};
 use ringpull_harness::cost::rows_words;
-use ringpull_harness::late::Late;
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::pushpull::StoreOptions;
 use ringpull_harness::record::Record;
@@ -84,9 +83,6 @@ pub(crate) struct AllreduceArgs {
     /// they wait; 0 omits it.
     #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
     pub waiting: f64,
-    /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
-    #[arg(long, value_name = "RANK=SECONDS")]
-    pub late: Option<Late>,
     /// Do not measure, but print what the algorithm would do for each size, by the cluster's model.
     #[arg(long)]
     pub explain: bool,
@@ -157,9 +153,6 @@ pub(crate) struct PushpullArgs {
     /// Divide the optimizer's states over the ranks of `dist_sync_mpi`.
     #[arg(long, requires = "optimizer")]
     sharded: bool,
-    /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
-    #[arg(long, value_name = "RANK=SECONDS", conflicts_with = "sparse")]
-    late: Option<Late>,
     #[command(flatten)]
     sparse: SparseArgs,
     #[command(flatten)]
@@ -251,12 +244,10 @@ fn time(option: &str, given: f64, unit: &str, factor: f64) -> Result<Duration> {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let late = args.late.map(Late::of_rank).transpose()?;
-    // What a waiting rank computes is compared with iterations in which none waits.
-    let waiting = time("--waiting", if late.is_some() { 0.0 } else { args.waiting }, "seconds", 1.0)?;
+    let waiting = time("--waiting", args.waiting, "seconds", 1.0)?;
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
     let AllreduceArgs { dtype, iters, warmup, .. } = *args;
-    let plan = allreduce::AllreduceOptions { dtype, iters, warmup, rest, waiting, late };
+    let plan = allreduce::AllreduceOptions { dtype, iters, warmup, rest, waiting };
     allreduce::run(&sizes, args.algorithm, &plan, progress(args.format).as_ref())
 }
 
@@ -291,8 +282,7 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
             .collect::<Result<_>>()?,
     };
     let (optimizer, is_sharded) = (args.optimizer.clone(), args.sharded);
-    let late = args.late.map(Late::of_rank).transpose()?;
-    let plan = StoreOptions { optimizer, is_sharded, late, ..args.store.plan(args.iters)? };
+    let plan = StoreOptions { optimizer, is_sharded, ..args.store.plan(args.iters)? };
     let progress = progress(args.store.format);
     pushpull::run(&super::store(args.store.kv_store)?, &payloads, &plan, progress.as_ref())
 }
@@ -311,9 +301,6 @@ fn table(records: &[Record]) -> String {
         let payload = format_size(record.bytes as f64);
         for doubt in statistics::warnings(&record.seconds) {
             doubts.push(format!("warning: {payload}: {doubt}\n"));
-        }
-        if let Some(late) = record.late {
-            states.push(format!("{payload}: times count from the arrival of the late rank ({late})\n"));
         }
         if let Some(rows) = &record.sparse {
             states.push(rows_words(rows, record.ranks) + "\n");
