@@ -1,13 +1,10 @@
-//! `ringpull bench train`, `compare --train` and `timeline`, as a user runs them; a benchmark that is
-//! interrupted.
+//! `bench train` and `compare`, as a user runs them.
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use ringpull_processes::{Processes, has_mpi};
@@ -223,19 +220,4 @@ fn an_impossible_comparison_is_an_error_with_a_hint() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(hint), "{said}");
     }
-}
-
-#[test]
-fn an_interrupted_benchmark_prints_what_it_has_measured() {
-    let mut command = Command::new(BINARY);
-    command.args(["bench", "pushpull", "--kv-store", "local", "--sizes", "4,100MB", "--iters", "5000"]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.contains("payload 2 of 2")));
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(130), "{printed}");
-    assert!(printed.contains(" 4 B ") && !printed.contains("100 MB"), "{printed}");
-    assert!(lines.any(|line| line.contains("interrupted by signal 2")));
 }

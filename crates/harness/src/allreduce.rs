@@ -9,7 +9,6 @@ use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 
-use crate::kept;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, gather_by, record_of};
 use crate::record::Record;
@@ -76,7 +75,7 @@ pub fn run(
         let mode = if choice == AlgorithmChoice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
         let (algorithm, blank) = (choice.to_string(), Record::blank("allreduce", dtype));
         let record = Record { mode, algorithm, ..blank };
-        records.push(kept::keep(record_of(&ranks, size, record)?, engine.rank())?);
+        records.push(record_of(&ranks, size, record)?);
     }
     Ok((engine.rank() == 0).then_some(records))
 }

@@ -16,7 +16,6 @@ use ringpull_workload::models::ModelKey;
 use ringpull_workload::sparse::{SparseIterations, SparseSetup, adding};
 
 use crate::cost::SparseRows;
-use crate::kept;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, Spent, gather, record_of};
 use crate::record::Record;
@@ -67,7 +66,7 @@ pub fn run(
             plan.optimize(store, &adding())?;
         }
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
-        records.push(kept::keep(plan.record("pushpull", store, keys, &ranks)?, store.rank())?);
+        records.push(plan.record("pushpull", store, keys, &ranks)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
@@ -99,7 +98,7 @@ pub fn run_sparse(
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
         let sparse = Some(SparseRows { table: *table, union: iterations.union() });
         let blank = Record { sparse, ..plan.blank("pushpull", store)? };
-        records.push(kept::keep(record_of(&ranks, table.touched_bytes(), blank)?, store.rank())?);
+        records.push(record_of(&ranks, table.touched_bytes(), blank)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }

@@ -12,7 +12,7 @@ use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::models::{self, ModelKey};
 
 use super::measured::{SparseArgs, StoreArgs, progress};
-use super::{Format, print, report, train};
+use super::{Format, print, train};
 use super::{SUCCESS, Status};
 use ringpull_harness::collectives::{self, Collective, CollectiveOptions, Way};
 use ringpull_harness::cost::rows_words;
@@ -22,7 +22,7 @@ use ringpull_harness::record::Record;
 use ringpull_harness::size::{elements, format_size, parse_sizes};
 use ringpull_harness::statistics::{self, Summary};
 use ringpull_harness::text::grid;
-use ringpull_harness::{allreduce, explain, kept, pushpull};
+use ringpull_harness::{allreduce, explain, pushpull};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -167,11 +167,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
         What::Pushpull(args) => args.store.format,
         What::Train(args) => args.store.format,
     };
-    kept::print_by(move |records| {
-        if let Err(cause) = print(format, &records, || table(records)) {
-            report(&cause);
-        }
-    });
     let measured = match &args.what {
         What::Allreduce(args) if args.explain => return run_explain(args),
         What::Allreduce(args) => run_allreduce(args),
@@ -181,10 +176,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
         What::Pushpull(args) => run_pushpull(args),
         What::Train(args) => train::measure(args),
     };
-    let kept = kept::take();
-    if measured.is_err() && !kept.is_empty() {
-        print(format, &kept, || table(&kept))?;
-    }
     if let Some(records) = measured? {
         let is_train = matches!(args.what, What::Train(_));
         print(format, &records, || if is_train { train::words(&records) } else { table(&records) })?;
