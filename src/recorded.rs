@@ -1,11 +1,11 @@
-//! A backend that records the program's calls of it, and the values that come back: `RINGPULL_RECORD`.
+//! A backend that records the gradients that it gets, and the values that come back: `RINGPULL_RECORD`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use ringpull_base::recording::{RecordedLine, Recording, RecordingOptions};
+use ringpull_base::recording::{RecordedLine, Recording, RecordingOptions, hash};
 use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
@@ -13,7 +13,7 @@ use ringpull_kernels::optim::Optimizer;
 use crate::contract::Change;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// `inner`, and the recording of its calls.
+/// `inner`, and the recording of its gradients and values.
 pub(super) struct RecordedBackend {
     inner: Box<dyn Backend>,
     recording: Arc<Recording>,
@@ -65,24 +65,16 @@ impl RecordedBackend {
 
 impl Backend for RecordedBackend {
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
-        let Entry { key, dtype, shape, .. } = entry;
-        let when = self.recording.when();
-        self.recording.write(&RecordedLine::Init { key: key.clone(), dtype: *dtype, shape: shape.to_vec(), when });
+        self.recording.write(&RecordedLine::Init { key: entry.key.clone(), dtype: entry.dtype });
         self.inner.init(entry, value)
     }
 
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         let update = self.next_update(&entry.key);
-        let hash = gradient.first().and_then(|first| self.recording.hash(&[first.bytes(&outs)]));
-        self.recording.write(&RecordedLine::Push {
-            key: entry.key.clone(),
-            update,
-            pulls: !outs.is_empty(),
-            priority,
-            rows: None,
-            hash,
-            when: self.recording.when(),
-        });
+        if let Some(first) = gradient.first() {
+            let hash = hash(&[first.bytes(&outs)]);
+            self.recording.write(&RecordedLine::Push { key: entry.key.clone(), update, hash });
+        }
         let outs = self.watched(entry, update, outs);
         self.inner.push(entry, gradient, outs, priority)
     }
@@ -91,27 +83,20 @@ impl Backend for RecordedBackend {
         self.recording.write(&RecordedLine::Push {
             key: entry.key.clone(),
             update: self.next_update(&entry.key),
-            pulls: false,
-            priority,
-            rows: Some(gradient.ids.len()),
-            hash: self.recording.hash(&[bytemuck::cast_slice(&gradient.ids), gradient.rows.bytes()]),
-            when: self.recording.when(),
+            hash: hash(&[bytemuck::cast_slice(&gradient.ids), gradient.rows.bytes()]),
         });
         self.inner.push_rows(entry, gradient, priority)
     }
 
     fn pull(&self, entry: &Entry, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
-        let when = self.recording.when();
-        self.recording.write(&RecordedLine::Pull { key: entry.key.clone(), priority, when });
         let outs = self.watched(entry, self.update(&entry.key), outs);
         self.inner.pull(entry, outs, priority)
     }
 
     fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
-        let (when, update) = (self.recording.when(), self.update(&entry.key));
-        self.recording.write(&RecordedLine::Pull { key: entry.key.clone(), priority, when });
+        let update = self.update(&entry.key);
         let rows = self.inner.pull_rows(entry, ids, priority)?;
-        self.recording.value(&entry.key, update, self.recording.hash(&[bytemuck::cast_slice(ids)]), &rows);
+        self.recording.value(&entry.key, update, Some(hash(&[bytemuck::cast_slice(ids)])), &rows);
         Ok(rows)
     }
 

@@ -63,30 +63,10 @@ def traffic():
     return numpy.array([sent, received], dtype=numpy.float64)
 
 
-def drawn(rank, step):
-    """From 0 to 1, as in crates/harness/src/late.rs: drawn(0, 0) is 0.883311, drawn(3, 5) 0.204306."""
-    whole = (1 << 64) - 1
-    number = ((step << 20 ^ rank) + 0x9E3779B97F4A7C15) & whole
-    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & whole
-    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & whole
-    return ((number ^ number >> 31) >> 11) / (1 << 53)
-
-
-def lateness(late, rank, step, compute):
-    """The seconds by which a rank begins a step late: `RANK=SECONDS`, or `random:P`."""
-    if late is None:
-        return 0.0
-    if late.startswith("random:"):
-        return compute if drawn(rank, step) < float(late.removeprefix("random:")) else 0.0
-    late_rank, seconds = late.split("=")
-    return float(seconds) if rank == int(late_rank) else 0.0
-
-
 def add_train_arguments(arguments):
     """The description of a replayed step."""
     arguments.add_argument("--layers", help="replay training: FIRST:END:PART of each layer's keys and part of the computing")
     arguments.add_argument("--compute", type=float, help="seconds that a step computes for")
-    arguments.add_argument("--late", help="who begins steps late: RANK=SECONDS or random:P")
     arguments.add_argument("--batch", type=int, help="images of a rank in a step")
 
 
@@ -107,7 +87,6 @@ def replay(peer, lens, options):
         if step == options.warmup:
             before = traffic()
             ends.append(time.perf_counter() - begun)
-        device.work(lateness(options.late, peer.rank, step, options.compute))
         for index, (keys, seconds) in reversed(list(enumerate(layers))):
             for key in keys:
                 peer.write(key, patterns.of(lens[key], step))

@@ -15,7 +15,6 @@
 
 mod coded;
 mod detour;
-mod direct;
 mod joined;
 mod push;
 mod routes;

@@ -1,13 +1,11 @@
-//! Allreduce of memory that lies on devices, over ranks, by one of three routes:
+//! Allreduce of memory that lies on devices, over ranks, by one of two routes:
 //!
 //! * `staged`: copies in the host's pinned memory, summed as any memory of the host. Always there.
-//! * `direct`: the transport is given the devices' memory. If every rank's transport takes it, and all have
-//!   as many devices.
 //! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL.
 //!   If all could join, and all have as many devices.
 //!
 //! The ranks agree on the possible routes with a store's first sum. An algorithm that names a plan sums by
-//! that plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class
+//! that plan, staged, and `nccl` by `joined`, or not at all. `auto` measures: of each size class
 //! (a power of two of bytes) the first sums go by each route in turn. Then every rank sends all others its
 //! times, and from the same times every rank makes the same choice, which the class keeps. A time is the
 //! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum,
@@ -28,7 +26,7 @@ use ringpull_device::{JoinedDevices, Pool};
 
 use super::joined::NotJoined;
 use super::sum::Sum;
-use super::{direct, joined, staged};
+use super::{joined, staged};
 
 /// The number of trials of each route; the first one is not counted.
 const ROUNDS: usize = 3;
@@ -45,7 +43,6 @@ pub(crate) struct Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SumRoute {
     Staged,
-    Direct,
     Joined,
 }
 
@@ -53,7 +50,6 @@ impl fmt::Display for SumRoute {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
             SumRoute::Staged => "copies in pinned memory",
-            SumRoute::Direct => "memory of devices given to the transport",
             SumRoute::Joined => "nccl",
         })
     }
@@ -92,29 +88,25 @@ impl Ways {
         // No machine has as many.
         let count = u8::try_from(sum.devices.count()).unwrap_or(0);
         let joins = size > 1 && choice.is_auto() && sum.devices.platform().can_join();
-        let own = [if comm.takes_device_memory() { count } else { 0 }, if joins { count } else { 0 }];
-        let parts = Parts::of((0..=size).map(|rank| rank * own.len()).collect());
-        let cards = comm.gather(parts, sum.stamp, |card| card.copy_from_slice(&own))?;
-        let cards: Vec<[u8; 2]> = cards.bytes().chunks_exact(own.len()).map(|card| [card[0], card[1]]).collect();
+        let parts = Parts::of((0..=size).collect());
+        let cards = comm.gather(parts, sum.stamp, |card| card[0] = if joins { count } else { 0 })?;
+        let cards = cards.bytes();
         // From here on by what is the same on every rank alone.
-        let unlike = |way: usize| cards.iter().position(|card| card[way] == 0 || card[way] != cards[0][way]);
-        let joined = match unlike(1) {
+        let unlike = cards.iter().position(|card| *card == 0 || *card != cards[0]);
+        let joined = match unlike {
             None => joined::join(comm, sum)?,
             Some(rank) => {
                 let cause = Error::job_mismatch(
                     format!(
                         "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
-                        cards[rank][1], cards[0][1]
+                        cards[rank], cards[0]
                     ),
                     "give every rank as many GPUs, each once, and NCCL 2.14 or later, which `ringpull info` shows, without NCCL_COMM_BLOCKING=1; or leave RINGPULL_ALGORITHM at auto",
                 );
                 Err(NotJoined { knows: rank, cause })
             }
         };
-        let mut open = if unlike(0).is_none() { vec![SumRoute::Direct] } else { Vec::new() };
-        if choice == AlgorithmChoice::Auto || open.is_empty() {
-            open.push(SumRoute::Staged);
-        }
+        let mut open = vec![SumRoute::Staged];
         let joined = match (joined, choice) {
             (Ok(joined), AlgorithmChoice::Nccl) => {
                 open.clear();
@@ -123,7 +115,7 @@ impl Ways {
             (Ok(joined), _) => Some(joined),
             (Err(NotJoined { cause, .. }), AlgorithmChoice::Nccl) => return Err(cause),
             (Err(NotJoined { knows, cause }), _) => {
-                if unlike(1).is_none() && comm.rank() == knows {
+                if unlike.is_none() && comm.rank() == knows {
                     tracing::warn!(rank = comm.rank(), %cause, "the ranks' devices cannot sum among themselves (nccl)");
                 }
                 None
@@ -188,7 +180,6 @@ impl Ways {
     fn by(&self, way: SumRoute, comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         match (way, &self.joined) {
             (SumRoute::Joined, Some(joined)) => joined::allreduce(comm, sum, joined),
-            (SumRoute::Direct, _) => direct::allreduce(comm, sum),
             _ => staged::allreduce(comm, sum),
         }
     }

@@ -34,6 +34,8 @@ struct Rank {
     outputs: Vec<Tensor>,
     route: Route,
     sums: Stamp,
+    /// Of the last sum over the ranks.
+    allocations: u64,
 }
 
 impl Rank {
@@ -49,7 +51,9 @@ impl Rank {
         devices.sum_parts(dtype, layout, &self.slices(&self.inputs), &parts, &mut SumScratch::default())?;
         let (stamp, limit, pool) = (self.sums, LIMIT, &self.route.pool);
         let sum = Sum { devices, layout, dtype, parts: &parts, stamp, limit, pool };
+        let before = self.platform.allocations();
         allreduce(&mut self.comm, &self.route, &sum)?;
+        self.allocations = self.platform.allocations() - before;
         self.sums += 1;
         self.devices.join()?;
         self.devices.gather_parts(dtype, layout, &parts, &self.slices(&self.outputs))?;
@@ -80,8 +84,20 @@ fn on_ranks<T: Send, W: Transport + Send + 'static>(
                 let tensors = || (0..count).map(|device| devices.upload(device, &value).unwrap()).collect();
                 let (inputs, outputs) = (tensors(), tensors());
                 let layout = Layout::new(len, dtype.size_bytes(), count);
-                let (route, sums) = (Route::default(), 0);
-                work(&mut Rank { comm, stop, platform, devices, layout, dtype, inputs, outputs, route, sums })
+                let (route, sums, allocations) = (Route::default(), 0, 0);
+                work(&mut Rank {
+                    comm,
+                    stop,
+                    platform,
+                    devices,
+                    layout,
+                    dtype,
+                    inputs,
+                    outputs,
+                    route,
+                    sums,
+                    allocations,
+                })
             })
         });
         let ranks: Vec<_> = ranks.collect();
@@ -99,10 +115,10 @@ fn devices_of_all_ranks_sum_by_themselves() {
     for (counts, len) in [(vec![1, 1], 7), (vec![2; 3], 1001), (vec![4, 4], 1), (vec![1; 4], (3 << 20) / 4 + 1)] {
         let seen = on_ranks(&by("nccl"), (&counts, world(counts.len())), (DType::F32, len, 1.0), |rank| {
             (0..2).for_each(|_| rank.sum().unwrap());
-            (rank.seen(), rank.platform.sums_over_ranks(), rank.platform.exposed())
+            (rank.seen(), rank.platform.sums_over_ranks())
         });
-        for (rank, (tensors, joined, exposed)) in seen.into_iter().enumerate() {
-            assert_eq!((joined, exposed), (2, 0));
+        for (rank, (tensors, joined)) in seen.into_iter().enumerate() {
+            assert_eq!(joined, 2);
             for tensor in tensors {
                 assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![total(&counts); len], "rank {rank} of {counts:?}");
             }
@@ -121,14 +137,8 @@ fn every_rank_has_the_same_bits_of_every_dtype() {
     }
 }
 
-/// Returns for each rank the sums by its devices' own collectives and the requests for their memory, after so
-/// many sums.
-fn ways<W: Transport + Send + 'static>(
-    config: &Config,
-    counts: &[usize],
-    wires: Vec<W>,
-    sums: usize,
-) -> Vec<(u64, u64)> {
+/// Returns for each rank the sums by its devices' own collectives, after so many sums.
+fn ways<W: Transport + Send + 'static>(config: &Config, counts: &[usize], wires: Vec<W>, sums: usize) -> Vec<u64> {
     on_ranks(config, (counts, wires), (DType::F32, 1000, 1.0), |rank| {
         for _ in 0..sums {
             rank.sum().unwrap();
@@ -136,23 +146,21 @@ fn ways<W: Transport + Send + 'static>(
                 assert_eq!(tensor.to_vec::<f32>().unwrap(), [total(counts); 1000]);
             }
         }
-        (rank.platform.sums_over_ranks(), rank.platform.exposed())
+        rank.platform.sums_over_ranks()
     })
 }
 
 #[test]
 fn auto_tries_every_route_and_all_ranks_keep_the_same() {
-    let config = Config { mpi_device_memory: Some(true), ..by("auto") };
-    let tried = ways(&config, &[2, 2, 2], world(3), 9);
-    assert!(tried.iter().all(|(joined, exposed)| (*joined, *exposed > 0) == (3, true)), "{tried:?}");
-    let kept = ways(&config, &[2, 2, 2], world(3), 15);
-    assert!(kept.iter().all(|(joined, _)| *joined == kept[0].0 && [3, 9].contains(joined)), "{kept:?}");
+    assert_eq!(ways(&by("auto"), &[2, 2, 2], world(3), 6), [3; 3]);
+    let kept = ways(&by("auto"), &[2, 2, 2], world(3), 12);
+    assert!(kept.iter().all(|joined| *joined == kept[0] && [3, 9].contains(joined)), "{kept:?}");
 }
 
 #[test]
 fn a_plans_name_keeps_sums_away_from_the_devices_own() {
     for algorithm in ["ring", "ordered"] {
-        assert_eq!(ways(&by(algorithm), &[2, 2], world(2), 3), [(0, 0); 2]);
+        assert_eq!(ways(&by(algorithm), &[2, 2], world(2), 3), [0; 2]);
     }
 }
 
@@ -196,12 +204,12 @@ impl Transport for Slow {
 #[test]
 fn where_messages_are_slow_the_devices_sum_by_themselves() {
     let slow = world(2).into_iter().map(Slow).collect();
-    assert_eq!(ways(&by("auto"), &[1, 1], slow, 10), [(3 + 4, 0); 2]);
+    assert_eq!(ways(&by("auto"), &[1, 1], slow, 10), [3 + 4; 2]);
 }
 
 #[test]
 fn ranks_of_unlike_devices_do_without_unless_it_was_asked_for() {
-    assert_eq!(ways(&by("auto"), &[1, 2], world(2), 8), [(0, 0); 2]);
+    assert_eq!(ways(&by("auto"), &[1, 2], world(2), 8), [0; 2]);
     let errors = on_ranks(&by("nccl"), (&[1, 2], world(2)), (DType::F32, 9, 1.0), |rank| rank.sum().unwrap_err());
     for error in errors {
         let text = error.to_string();
@@ -226,11 +234,20 @@ fn turn_is_held_while_devices_sum_over_ranks() {
     assert!(text.contains("turn"), "{text}");
     let turn = devices.platform().turn();
     queue().unwrap();
-    let text = devices.platform().expose(&part, true).unwrap_err().to_string();
-    assert!(text.contains("while a collective may be under way"), "{text}");
     drop(turn);
-    devices.without_collectives(LIMIT, || devices.platform().expose(&part, true).map(drop)).unwrap();
-    assert_eq!(platform.exposed(), 1);
+}
+
+#[test]
+fn sums_after_the_first_allocate_nothing() {
+    for algorithm in ["ring", "nccl"] {
+        for (counts, len) in [(vec![1, 1], 9), (vec![2; 3], 1001), (vec![2, 2], (5 << 20) / 4 + 3)] {
+            let allocated = on_ranks(&by(algorithm), (&counts, world(counts.len())), (DType::F32, len, 1.0), |rank| {
+                (0..2).for_each(|_| rank.sum().unwrap());
+                rank.allocations
+            });
+            assert!(allocated.iter().all(|count| *count == 0), "{algorithm}, {counts:?}, {len}: {allocated:?}");
+        }
+    }
 }
 
 #[test]

@@ -5,12 +5,10 @@ use ringpull_processes::FakeGpus;
 
 use crate::job::Job;
 
-/// Sums between ranks by way of the host, by MPI with the GPUs' memory, and by NCCL.
+/// Sums between ranks by way of the host, and by NCCL.
 const STAGED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "ring")];
-const DIRECT: &[(&str, &str)] =
-    &[("RINGPULL_ALGORITHM", "ring"), ("RINGPULL_MPI_DEVICE_MEMORY", "1"), ("FAKE_CUDA_HOST_REACHES", "1")];
 /// Each of them in turn, as the first sums of a size go.
-const AUTO: &[(&str, &str)] = &[("RINGPULL_MPI_DEVICE_MEMORY", "1"), ("FAKE_CUDA_HOST_REACHES", "1")];
+const AUTO: &[(&str, &str)] = &[];
 const JOINED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "nccl")];
 
 fn run(kind: &'static str, workers: usize, group: &'static str, env: &[(&str, &str)]) -> Option<String> {
@@ -39,7 +37,6 @@ fn dist_sync_mpi_keeps_every_promise_on_gpus_by_every_route() {
     for (workers, kind, route) in [
         (2, "dist_sync_mpi on 2", AUTO),
         (2, "dist_sync_mpi on 2", STAGED),
-        (2, "dist_sync_mpi on 2", DIRECT),
         (2, "dist_sync_mpi on 2", JOINED),
         (3, "dist_sync_mpi on 1", JOINED),
     ] {
@@ -69,7 +66,7 @@ fn every_kind_keeps_every_promise_on_1_to_4_ranks_with_1_2_and_4_gpus() {
         for kind in ["dist_sync_mpi on 1", "dist_sync_mpi on 2", "dist_sync_mpi on 4"] {
             let count: usize = kind.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(1);
             if workers * count <= 8 {
-                for route in [STAGED, DIRECT, JOINED] {
+                for route in [STAGED, JOINED] {
                     run(kind, workers, "strings-devices", route);
                 }
             }

@@ -75,11 +75,6 @@ impl Job {
         hash
     }
 
-    /// As [`run`](Self::run), with MPI given the memory of devices as it is: simulated ones have the host's.
-    pub(crate) fn run_given_device_memory(&self) -> Option<String> {
-        self.run_with(&[("RINGPULL_MPI_DEVICE_MEMORY", "1")])
-    }
-
     fn run_with(&self, env: &[(&str, &str)]) -> Option<String> {
         self.run_in(&env.iter().map(|(name, value)| (*name, OsStr::new(*value))).collect::<Vec<_>>())
     }

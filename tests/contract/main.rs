@@ -205,13 +205,6 @@ fn dist_sync_mpi_keeps_every_promise_on_devices() {
 }
 
 #[test]
-fn dist_sync_mpi_keeps_every_promise_on_devices_whose_memory_mpi_is_given() {
-    for (workers, kind) in [(2, "dist_sync_mpi on 2"), (3, "dist_sync_mpi on 1")] {
-        Job { kind, workers, group: "strings-devices" }.run_given_device_memory();
-    }
-}
-
-#[test]
 #[ignore = "takes minutes; the test above runs five of these jobs"]
 fn dist_sync_mpi_keeps_every_promise_on_1_to_4_ranks_with_1_2_and_4_devices() {
     for workers in 1..5 {

@@ -5,12 +5,9 @@ use ringpull_processes::FakeGpus;
 
 use crate::job::Job;
 
-const STAGED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "ring"), ("RINGPULL_MPI_DEVICE_MEMORY", "0")];
-const DIRECT: &[(&str, &str)] =
-    &[("RINGPULL_ALGORITHM", "ring"), ("RINGPULL_MPI_DEVICE_MEMORY", "1"), ("FAKE_CUDA_HOST_REACHES", "1")];
+const STAGED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "ring")];
 /// Each of them in turn, as the first sums of a size go.
-const AUTO: &[(&str, &str)] =
-    &[("RINGPULL_MPI_DEVICE_MEMORY", "1"), ("FAKE_CUDA_HOST_REACHES", "1"), ("FAKE_CUDA_LATE_US", "500")];
+const AUTO: &[(&str, &str)] = &[("FAKE_CUDA_LATE_US", "500")];
 const JOINED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "nccl")];
 
 type Route = &'static [(&'static str, &'static str)];
@@ -18,7 +15,7 @@ type Route = &'static [(&'static str, &'static str)];
 /// By a route, with the fault, and what the error of the rank that has it names.
 const SOME: &[(Route, &str, &str)] = &[
     (STAGED, "run:cuMemcpyDtoHAsync_v2@4=719", ""),
-    (DIRECT, "cuLaunchKernel@5=701", "701"),
+    (STAGED, "cuLaunchKernel@5=701", "701"),
     (JOINED, "ncclAllReduce@3=1", "ncclAllReduce"),
     (JOINED, "hang:ncclAllReduce@5", ""),
 ];
@@ -28,10 +25,6 @@ const MORE: &[(Route, &str, &str)] = &[
     (STAGED, "run:cuLaunchKernel@2=700", ""),
     (STAGED, "hang:cuMemcpyDtoHAsync_v2@4", ""),
     (STAGED, "run:ncclReduceScatter@3=719", ""),
-    (DIRECT, "run:cuLaunchKernel@6=715", ""),
-    (DIRECT, "hang:cuLaunchKernel@6", ""),
-    (DIRECT, "cuEventRecord@60=400", "cuEventRecord"),
-    (DIRECT, "ncclAllGather@3=3", "ncclAllGather"),
     (JOINED, "ncclCommInitRankConfig@1=3", "ncclCommInitRankConfig"),
     (JOINED, "run:ncclAllReduce@4=719", ""),
     (JOINED, "ncclCommGetAsyncError@20=6", "ncclCommGetAsyncError"),
@@ -51,7 +44,7 @@ fn all_end(faults: &[(Route, &str, &str)]) {
 
 #[test]
 fn ranks_on_gpus_sum_by_every_route() {
-    for route in [STAGED, DIRECT, JOINED, AUTO] {
+    for route in [STAGED, JOINED, AUTO] {
         let Some(gpus) = FakeGpus::new("4x64") else { return };
         Job::start_on_gpus(&gpus, route).succeeds();
         assert_eq!(gpus.findings(), "");

@@ -12,7 +12,7 @@
 //! | `overheard` | a real greeting, recorded; resets of real connections |
 //! | `vitals` | sockets, descriptors, threads and memory of a process |
 //!
-//! `scripts/adversary` runs it and prints what each attack did.
+//! `scripts/long adversary` runs it and prints what each attack did.
 #![cfg(feature = "ps")]
 
 mod attacks;

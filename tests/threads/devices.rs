@@ -25,11 +25,6 @@ fn staged(timeout: Duration) -> Config {
     Config { algorithm: Algorithm::Ring.into(), ..config(timeout) }
 }
 
-/// As `staged`, with a transport that takes the memory of devices.
-fn direct(timeout: Duration) -> Config {
-    Config { mpi_device_memory: Some(true), ..staged(timeout) }
-}
-
 /// As `config`, by the devices of all ranks themselves.
 fn joined(timeout: Duration) -> Config {
     Config { algorithm: AlgorithmChoice::Nccl, ..config(timeout) }
@@ -128,20 +123,6 @@ fn a_rank_on_devices_among_ranks_in_host_memory_gets_an_error_with_the_variable_
     }
 }
 
-#[test]
-fn a_transport_that_takes_memory_of_devices_is_given_it() {
-    for (counts, len) in [(vec![1, 1], 9), (vec![2; 3], 11), (vec![1; 4], (5 << 20) / 4 + 3), (vec![4, 4], 1)] {
-        let (outcomes, platform) = job_of(&direct(Duration::from_secs(30)), &counts, len, None);
-        for outcome in outcomes {
-            assert!(outcome.unwrap().iter().all(|value| *value == expected(&counts)), "{counts:?} with {len} elements");
-        }
-        assert!(platform.exposed() > 0);
-    }
-    let (outcomes, platform) = job_of(&direct(Duration::from_secs(30)), &[1, 3], 9, None);
-    outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(&[1, 3]); 9]));
-    assert_eq!(platform.exposed(), 0, "ranks with different numbers of devices have different parts");
-}
-
 fn alone(count: usize, fault: Option<DeviceFault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
     let platform = Simulated::faulty(count, fault);
     let over: Arc<Simulated> = Arc::clone(&platform);
@@ -215,11 +196,6 @@ fn every_rank_meets_the_fault_of_one() {
 #[test]
 fn every_one_of_four_ranks_meets_the_fault_of_one() {
     meet_the_fault_of(staged, &[1, 2, 1, 1], 0);
-}
-
-#[test]
-fn every_rank_meets_the_fault_of_one_whose_memory_the_transport_has() {
-    meet_the_fault_of(direct, &[2, 2], 0);
 }
 
 #[test]

@@ -105,8 +105,6 @@ pub struct Config {
     pub algorithm: AlgorithmChoice,
     /// `RINGPULL_CLUSTER`: the source of `auto`'s knowledge of the cluster.
     pub cluster: ClusterSource,
-    /// `RINGPULL_MPI_DEVICE_MEMORY`: gives MPI the memory of devices; `None` if the MPI library takes it.
-    pub mpi_device_memory: Option<bool>,
     /// `RINGPULL_READ_MEMORY`: lets ranks of one host read and write the memory of each other's processes, if
     /// the system allows it. `None`: two ranks do, and ranks that outnumber the cores.
     pub read_memory: Option<bool>,
@@ -136,7 +134,6 @@ impl Default for Config {
             segment_is_fixed: false,
             cluster: ClusterSource::None,
             algorithm: AlgorithmChoice::Auto,
-            mpi_device_memory: None,
             read_memory: None,
             check_nan: false,
             check_replicas: 0,
@@ -191,7 +188,6 @@ impl Config {
                 Some(given) => switch("RINGPULL_CHECK_NAN", &given)?,
                 None => default.check_nan,
             },
-            mpi_device_memory: switch_or_auto("RINGPULL_MPI_DEVICE_MEMORY", default.mpi_device_memory)?,
             read_memory: switch_or_auto("RINGPULL_READ_MEMORY", default.read_memory)?,
             check_replicas: parsed("RINGPULL_CHECK_REPLICAS", "a number of updates; 0: never", default.check_replicas)?,
             elastic: match text("RINGPULL_ELASTIC") {
@@ -494,13 +490,10 @@ pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
 
-/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES`: where calls of the store are recorded, and how many bytes
-/// of values.
+/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES` (0): where gradients and values are recorded, and how many
+/// bytes of values.
 pub fn recording() -> Result<Option<RecordingOptions>> {
-    let value_bytes = match text(RECORD_VALUES) {
-        Some(_) => Some(required(RECORD_VALUES, "a number of bytes")?),
-        None => None,
-    };
+    let value_bytes = parsed(RECORD_VALUES, "a number of bytes", 0)?;
     let starts = elastic()?.map_or(0, |(_, starts)| starts);
     Ok(text(RECORD).map(|folder| {
         let folder = PathBuf::from(folder);

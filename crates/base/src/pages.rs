@@ -276,7 +276,7 @@ fn the_page_of_errors_has_each_with_its_text_and_what_to_do() {
     assert_eq!(names, examples.iter().map(variant).collect::<Vec<_>>(), "an example of each, in the order of error.rs");
     let mut page = String::from(
         "# Every error\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-base pages`. -->\n\n\
-         Each error of a store, with what it means and what to do. [CallTime something goes wrong](../faults.md) says\n\
+         Each error of a store, with what it means and what to do. [When something goes wrong](../faults.md) says\n\
          how and when a job ends. In Rust they are variants of `ringpull::Error`, in Python classes of `ringpull`.\n\n\
          | error | in Python |\n| --- | --- |\n",
     );

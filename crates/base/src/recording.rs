@@ -1,4 +1,4 @@
-//! `RINGPULL_RECORD`: a program's calls of its store, and their results, in a file for each worker.
+//! `RINGPULL_RECORD`: the gradients that a program pushes and the values that it gets, in a file for each worker.
 //!
 //! A file has a line of JSON for each [`RecordedLine`]. A line is written at once, so a job that is killed
 //! leaves its calls up to then. `ringpull differ` compares the files of two jobs.
@@ -6,16 +6,14 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{DType, Error, Key, Kind, Result, notice, waits};
+use crate::{DType, Error, Key, Kind, Result, notice};
 
-/// A line of a recording. An `update` is the number of this worker's pushes of the key, with this one. Hashes
-/// are there if `RINGPULL_RECORD_VALUES` is set.
+/// A line of a recording. An `update` is the number of this worker's pushes of the key, with this one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordedLine {
@@ -34,42 +32,19 @@ pub enum RecordedLine {
         key: Key,
         /// The type of its elements.
         dtype: DType,
-        /// Its shape.
-        shape: Vec<usize>,
-        /// The time of the call.
-        when: CallTime,
     },
-    /// A gradient was pushed, with or without an output.
+    /// A gradient was pushed.
     Push {
         /// The key.
         key: Key,
         /// The number of the key's update.
         update: u64,
-        /// True if the new value goes into an output.
-        pulls: bool,
-        /// The priority of the call.
-        priority: i32,
-        /// The number of rows of a row-sparse gradient.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        rows: Option<usize>,
         /// The hash of this worker's gradient, and of its ids.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        hash: Option<u64>,
-        /// The time of the call.
-        when: CallTime,
-    },
-    /// A value was pulled.
-    Pull {
-        /// The key.
-        key: Key,
-        /// The priority of the call.
-        priority: i32,
-        /// The time of the call.
-        when: CallTime,
+        hash: u64,
     },
     /// From now on the store updates its values by gradients: it was given an optimizer or an updater.
     Updates,
-    /// A value has come, by either call.
+    /// A value has come.
     Value {
         /// The key.
         key: Key,
@@ -88,36 +63,26 @@ pub enum RecordedLine {
     },
 }
 
-/// The time of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CallTime {
-    /// Seconds since the store was created.
-    pub at_s: f64,
-    /// The seconds for which this process's threads have waited in calls before.
-    pub waited_s: f64,
-}
-
 /// The folder of a recording, and the bytes of values that it keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordingOptions {
     /// `RINGPULL_RECORD`: the folder.
     pub folder: PathBuf,
-    /// `RINGPULL_RECORD_VALUES`: the bytes of values that a worker writes; `None` does not hash them either.
-    pub value_bytes: Option<u64>,
+    /// `RINGPULL_RECORD_VALUES`: the bytes of values that a worker writes.
+    pub value_bytes: u64,
 }
 
 /// The files of one worker.
 #[derive(Debug)]
 pub struct Recording {
-    value_bytes: Option<u64>,
-    begun: Instant,
+    value_bytes: u64,
     files: Mutex<Files>,
 }
 
 #[derive(Debug)]
 struct Files {
     lines: File,
-    values: Option<File>,
+    values: File,
     written: u64,
     has_failed: bool,
 }
@@ -132,28 +97,22 @@ pub fn values_of(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("worker-{rank}.values"))
 }
 
+/// The hash of `parts`, one after the other.
+pub fn hash(parts: &[&[u8]]) -> u64 {
+    parts.iter().fold(0, |before, part| xxh3_64(part) ^ before.rotate_left(1))
+}
+
 impl Recording {
     /// Creates the folder and the files of a worker, in the place of any that are there.
     pub fn create(options: &RecordingOptions, kind: Kind, rank: usize, workers: usize) -> Result<Self> {
         let create = |path: PathBuf| File::create(&path).map_err(|cause| Error::io("create", path.display(), &cause));
         let folder = &options.folder;
         std::fs::create_dir_all(folder).map_err(|cause| Error::io("create", folder.display(), &cause))?;
-        let values = options.value_bytes.map(|_| create(values_of(folder, rank))).transpose()?;
-        let files = Files { lines: create(lines_of(folder, rank))?, values, written: 0, has_failed: false };
-        let recording = Recording { value_bytes: options.value_bytes, begun: Instant::now(), files: Mutex::new(files) };
+        let [lines, values] = [lines_of(folder, rank), values_of(folder, rank)].map(create);
+        let files = Files { lines: lines?, values: values?, written: 0, has_failed: false };
+        let recording = Recording { value_bytes: options.value_bytes, files: Mutex::new(files) };
         recording.write(&RecordedLine::Store { kind, rank, workers });
         Ok(recording)
-    }
-
-    /// Now.
-    pub fn when(&self) -> CallTime {
-        CallTime { at_s: self.begun.elapsed().as_secs_f64(), waited_s: waits::waited().as_secs_f64() }
-    }
-
-    /// The hash of `parts`, one after the other, if hashes are wanted.
-    pub fn hash(&self, parts: &[&[u8]]) -> Option<u64> {
-        self.value_bytes?;
-        Some(parts.iter().fold(0, |before, part| xxh3_64(part) ^ before.rotate_left(1)))
     }
 
     /// Writes a line. If that fails, says so once and records nothing more: the job goes on.
@@ -161,13 +120,12 @@ impl Recording {
         self.files.lock().write(line);
     }
 
-    /// Writes that `value` of `key` has come, if values are wanted: its hash, and the bytes of a whole value
-    /// while there is room for them.
+    /// Writes that `value` of `key` has come: its hash, and the bytes of a whole value while there is room for
+    /// them.
     pub fn value(&self, key: &Key, update: u64, ids: Option<u64>, value: &[u8]) {
-        let (Some(hash), Some(most)) = (self.hash(&[value]), self.value_bytes) else { return };
+        let (hash, len) = (hash(&[value]), value.len() as u64);
         let mut files = self.files.lock();
-        let len = value.len() as u64;
-        let offset = (ids.is_none() && files.written + len <= most).then_some(files.written);
+        let offset = (ids.is_none() && files.written + len <= self.value_bytes).then_some(files.written);
         if offset.is_some() {
             files.keep(value);
         }
@@ -189,8 +147,7 @@ impl Files {
         if self.has_failed {
             return;
         }
-        let Some(file) = &mut self.values else { return };
-        let written = file.write_all(value);
+        let written = self.values.write_all(value);
         self.written += value.len() as u64;
         self.note(written);
     }
@@ -210,7 +167,7 @@ mod tests {
     #[test]
     fn a_worker_that_records_writes_its_lines_and_as_many_values_as_may_be() {
         let folder = tempfile::tempdir().unwrap();
-        let options = RecordingOptions { folder: folder.path().join("run"), value_bytes: Some(6) };
+        let options = RecordingOptions { folder: folder.path().join("run"), value_bytes: 6 };
         let recording = Recording::create(&options, Kind::Local, 1, 2).unwrap();
         recording.value(&"w".into(), 0, None, &[1, 2, 3, 4]);
         recording.value(&"w".into(), 1, None, &[5, 6, 7, 8]);
@@ -223,16 +180,5 @@ mod tests {
         });
         assert_eq!(offsets.collect::<Vec<_>>(), [Some(0), None]);
         assert_eq!(std::fs::read(values_of(&options.folder, 1)).unwrap(), [1, 2, 3, 4]);
-    }
-
-    #[test]
-    fn without_values_nothing_is_hashed() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = RecordingOptions { folder: folder.path().to_owned(), value_bytes: None };
-        let recording = Recording::create(&options, Kind::Local, 0, 1).unwrap();
-        recording.value(&"w".into(), 0, None, &[1, 2, 3, 4]);
-        assert_eq!(recording.hash(&[&[1]]), None);
-        assert_eq!(std::fs::read_to_string(lines_of(folder.path(), 0)).unwrap().lines().count(), 1);
-        assert!(!values_of(folder.path(), 0).exists());
     }
 }

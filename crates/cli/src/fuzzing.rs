@@ -13,17 +13,10 @@ use ringpull_harness::sweep::Sweep;
 use ringpull_harness::{compare, sweep};
 use ringpull_lab::differ::WorkerRecording;
 use ringpull_lab::rehearse::fault;
-use ringpull_lab::replay::recorded_job;
 
-/// A worker's recording, as `replay` and `differ` read it.
+/// A worker's recording, as `differ` reads it.
 pub fn recording(text: &str) {
     let failed = |cause: std::io::Error| Error::io("read", "a recording", &cause);
-    if let Ok(job) = recorded_job::parse(text, &failed) {
-        assert!(job.workers > 0 && !job.calls.is_empty() && job.bytes() < usize::MAX);
-        let step = job.step();
-        let model = job.as_model(step.map_or(1.0, |step| step.compute_s));
-        assert!(!model.is_empty() || step.is_none());
-    }
     for kind in [Kind::DistSyncMpi, Kind::DistSync] {
         drop(WorkerRecording::default().with_lines(text.as_bytes(), kind, &failed));
     }

@@ -170,19 +170,15 @@ impl Launched {
                 [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat()
             }
             Work::Steps { named, train, .. } => {
-                let TrainSetup { compute_s, batch, late, .. } = train;
+                let TrainSetup { compute_s, batch, .. } = train;
                 let batch = batch.map(|batch| format!("--batch={batch}"));
-                let late = late.map(|late| format!("--late={late}"));
-                let train = [Some(format!("--compute={compute_s}")), batch, late].into_iter().flatten();
-                [owned(&["train", "--kv-store", kind]), named.clone(), train.collect()].concat()
+                let train = std::iter::once(format!("--compute={compute_s}")).chain(batch).collect();
+                [owned(&["train", "--kv-store", kind]), named.clone(), train].concat()
             }
         };
         if words[0] == "allreduce" {
             let sizes: Vec<String> = job.payloads().iter().map(ToString::to_string).collect();
             words.push(format!("--sizes={}", sizes.join(",")));
-        }
-        if let Work::Keys { late: Some(late), .. } = job.work {
-            words.push(format!("--late={late}"));
         }
         words.extend(variant.compression.map(|compression| format!("--compression={compression}")));
         words.push("--format=json".to_owned());

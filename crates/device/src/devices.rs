@@ -196,9 +196,8 @@ impl Devices {
         self.platform.collective(&self.lanes, calls)
     }
 
-    /// Lets `work` give these devices' memory to a library that no stream orders, such as MPI, or to
-    /// collectives with other processes. It begins when the lanes are idle, and until it has ended no other
-    /// collective begins on these devices.
+    /// Lets `work` give these devices' memory to collectives with other processes. It begins when the lanes are
+    /// idle, and until it has ended no other collective begins on these devices.
     pub fn without_collectives<T>(&self, limit: Duration, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let _turn = self.platform.turn();
         self.drain(limit)?;

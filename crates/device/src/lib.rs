@@ -116,13 +116,9 @@ pub trait Platform: Send + Sync {
     fn is_done(&self, event: &Event) -> Result<bool>;
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
-    /// Only the thread that holds it may put collectives on the streams of these devices, or give their
-    /// memory to MPI: the two libraries wait for each other for ever if a device runs both at once. Waits for
-    /// the thread that holds it, which has a deadline for its own waits.
+    /// Only the thread that holds it may put collectives on the streams of these devices: two that wait for
+    /// their peers on one device would wait for each other for ever. Waits for the thread that holds it, which has a deadline for its own waits.
     fn turn(&self) -> Turn<'_>;
-    /// The address of a device's memory for a library that no stream orders, which is about to read or write
-    /// it; an error if a device may still use it. By whose [`turn`](Self::turn) it is.
-    fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8>;
     /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by
     /// whose turn it is.
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;

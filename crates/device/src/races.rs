@@ -71,16 +71,6 @@ impl Races {
         clock
     }
 
-    /// The number of the last work of `agent`.
-    pub(super) fn number(&self, agent: Agent) -> u64 {
-        self.clocks.get(&agent).and_then(|clock| clock.get(&agent)).copied().unwrap_or(0)
-    }
-
-    /// Returns true if the host comes after the work of `agent` with that number.
-    pub(super) fn host_knows(&self, agent: Agent, number: u64) -> bool {
-        self.clocks.get(&HOST).and_then(|clock| clock.get(&agent)).copied().unwrap_or(0) >= number
-    }
-
     /// Orders `agent` after the work of `clock`.
     pub(super) fn learn(&mut self, agent: Agent, clock: &Clock) {
         let own = self.clocks.entry(agent).or_default();

@@ -428,7 +428,6 @@ fn refused() -> Result<()> {
     let (platform, lane) = (devices.platform(), devices.lane(0));
     assert_eq!(platform.describe(1), "Fake GPU 1 (GPU 1)");
     let (memory, pinned) = (Slice::all(&Memory::on(platform, 0, 8)?), Slice::all(&Memory::pinned(platform, 8)?));
-    assert_eq!(platform.expose(&memory, true)? as u64, memory.address());
     let other = ringpull_device::open("cuda:1")?.holder_of(memory.address()).map(drop);
     says(other, "memory of GPU 0 for a store that works on GPUs 1");
     let put = |operation, reads, writes| platform.enqueue(lane, &Work { operation, reads, writes });

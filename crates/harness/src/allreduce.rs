@@ -7,11 +7,8 @@ use ringpull_allreduce::communicator::{Communicator, Parts};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result, Tensor};
-use ringpull_workload::iterations::LateRank;
 use ringpull_workload::pattern::Pattern;
 
-use crate::kept;
-use crate::late::LateWorkers;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, gather_by, record_of};
 use crate::record::Record;
@@ -36,8 +33,6 @@ pub struct AllreduceOptions {
     /// The time for which the others wait for rank 0 in one more iteration, in which their processor time is
     /// measured. Zero omits it.
     pub waiting: Duration,
-    /// Who is late in every iteration; its seconds count from the arrival.
-    pub late: Option<LateRank>,
 }
 
 /// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `asked`, or else as the
@@ -64,7 +59,6 @@ pub fn run(
     // Only `auto` needs to know the cluster.
     let eager_bytes = eager_bytes(asked, &environment);
     let engine = connect(&Config { algorithm: choice, ..environment }, eager_bytes)?;
-    plan.late.map_or(Ok(()), |late| LateWorkers::from(late).check(engine.size()))?;
     let mut records = Vec::new();
     for (done, size) in sizes.iter().copied().enumerate() {
         if let Some(progress) = progress {
@@ -80,8 +74,8 @@ pub fn run(
         let ranks = engine.collective("bench allreduce", work)?;
         let mode = if choice == AlgorithmChoice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
         let (algorithm, blank) = (choice.to_string(), Record::blank("allreduce", dtype));
-        let record = Record { mode, algorithm, late: plan.late.map(Into::into), ..blank };
-        records.push(kept::keep(record_of(&ranks, size, record)?, engine.rank())?);
+        let record = Record { mode, algorithm, ..blank };
+        records.push(record_of(&ranks, size, record)?);
     }
     Ok((engine.rank() == 0).then_some(records))
 }
@@ -127,7 +121,7 @@ fn measure(
         if iteration == last && comm.rank() == 0 {
             std::thread::sleep(plan.waiting);
         }
-        let (start, cpu) = (LateRank::begin(plan.late.filter(|_| iteration < last), comm.rank()), cpu_s());
+        let (start, cpu) = (Instant::now(), cpu_s());
         comm.allreduce_tensor(choice, tensor, stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         // Otherwise the first to finish would take processor time from the last.

@@ -1,8 +1,7 @@
 //! Measures jobs of ringpull and of others, and says what follows.
 //!
 //! - `pushpull`, `allreduce`, `collectives`, `train`: the measuring ranks; `ranks`: gathers their reports;
-//!   `layers`, `compute`: the parts of a replayed step; `late`: whose steps begin late; `kept`: what an
-//!   interrupted benchmark has measured;
+//!   `layers`, `compute`: the parts of a replayed step;
 //! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
 //! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
 //!   must move;
@@ -28,8 +27,6 @@ pub mod cost;
 pub mod explain;
 pub mod hardware;
 pub mod interrupt;
-pub mod kept;
-pub mod late;
 pub mod layers;
 pub mod link;
 pub mod mode;

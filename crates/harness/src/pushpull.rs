@@ -11,13 +11,11 @@ use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::expected::ExpectedSums;
-use ringpull_workload::iterations::{Iterations, LateRank};
+use ringpull_workload::iterations::Iterations;
 use ringpull_workload::models::ModelKey;
 use ringpull_workload::sparse::{SparseIterations, SparseSetup, adding};
 
 use crate::cost::SparseRows;
-use crate::kept;
-use crate::late::LateWorkers;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, ResourceUse, gather, record_of};
 use crate::record::Record;
@@ -39,8 +37,6 @@ pub struct StoreOptions {
     pub optimizer: Option<Optimizer>,
     /// True if its states are divided over the ranks.
     pub is_sharded: bool,
-    /// Who is late in every iteration of keys.
-    pub late: Option<LateRank>,
 }
 
 /// Measures each list of `payloads` separately and gives rank 0 one record for each. Collective.
@@ -70,7 +66,7 @@ pub fn run(
             plan.optimize(store, &adding())?;
         }
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
-        records.push(kept::keep(plan.record("pushpull", store, keys, &ranks)?, store.rank())?);
+        records.push(plan.record("pushpull", store, keys, &ranks)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
@@ -102,7 +98,7 @@ pub fn run_sparse(
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
         let sparse = Some(SparseRows { table: *table, union: iterations.union() });
         let blank = Record { sparse, ..plan.blank("pushpull", store)? };
-        records.push(kept::keep(record_of(&ranks, table.touched_bytes(), blank)?, store.rank())?);
+        records.push(record_of(&ranks, table.touched_bytes(), blank)?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
@@ -121,8 +117,7 @@ fn measure(
         expected = expected.updated_by(optimizer);
     }
     let held_before = store.stats().state_bytes;
-    let mut iterations =
-        Iterations::expecting(store, keys, &index.to_string(), plan.dtype, expected)?.with_late(plan.late);
+    let mut iterations = Iterations::expecting(store, keys, &index.to_string(), plan.dtype, expected)?;
     let mut memory = Memory::watch();
     let mut found = RankReport::default();
     for iteration in 0..plan.warmup + plan.iters {
@@ -146,7 +141,6 @@ impl StoreOptions {
         if self.iters == 0 {
             return Err(Error::argument("invalid --iters 0: expected at least 1", "give a larger number"));
         }
-        self.late.map_or(Ok(()), |late| LateWorkers::from(late).check(store.num_workers()))?;
         if let Some(compression) = &self.compression {
             store.set_gradient_compression(compression)?;
         }
@@ -196,7 +190,6 @@ impl StoreOptions {
         };
         let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
         let mode = store.kind().to_string();
-        let late = self.late.map(Into::into);
-        Ok(Record { mode, algorithm, servers, late, ..Record::blank(op, self.dtype) })
+        Ok(Record { mode, algorithm, servers, ..Record::blank(op, self.dtype) })
     }
 }

@@ -6,16 +6,15 @@ use ringpull_base::{DType, Error, Result};
 
 use crate::cost::{self, Links, SparseRows};
 use crate::hardware::Hosts;
-use crate::late::LateWorkers;
 use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;
 
 /// What the figures of a record mean; every record contains it.
-pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank, or with a late rank from its arrival; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; sparse: bytes are then those of the rows that each rank touches of a table; state_bytes: what the rank with most of the optimizer's states has of them";
+pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; sparse: bytes are then those of the rows that each rank touches of a table; state_bytes: what the rank with most of the optimizer's states has of them";
 
 /// What the figures of a record of training mean.
-pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the last rank's end of the step before to the last rank's end of this one, or with late ranks the harmonic mean over the ranks, as those that do not wait make more steps; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
+pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the last rank's end of the step before to the last rank's end of this one; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
 
 /// Samples of one operation on one payload, all of them verified.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,9 +59,6 @@ pub struct Record {
     pub host_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<Train>,
-    /// Who came late to the iterations, whose seconds then count from its arrival.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<LateWorkers>,
     #[serde(flatten)]
     pub usage: Usage,
     pub unit_notes: String,
@@ -80,9 +76,6 @@ pub struct Train {
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
     pub images_per_s: Option<f64>,
-    /// Who began steps late.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<LateWorkers>,
 }
 
 impl Record {
@@ -110,7 +103,6 @@ impl Record {
             sparse: None,
             host_bytes: None,
             train: None,
-            late: None,
             usage: Usage::default(),
             unit_notes: UNIT_NOTES.to_owned(),
         }
@@ -133,7 +125,7 @@ impl Record {
 
     /// Makes it the record of a step that computes for `compute_s`.
     #[must_use]
-    pub fn with_train(mut self, compute_s: f64, batch: Option<usize>, late: Option<LateWorkers>) -> Self {
+    pub fn with_train(mut self, compute_s: f64, batch: Option<usize>) -> Self {
         self.train = Some(Train {
             compute_s,
             exposed_s: self.median_s - compute_s,
@@ -141,15 +133,13 @@ impl Record {
             shortest_s: self.mode_bound_s.map(|bound| bound.max(compute_s)),
             batch,
             images_per_s: batch.map(|batch| batch as f64 / self.median_s),
-            late,
         });
         TRAIN_NOTES.clone_into(&mut self.unit_notes);
         self
     }
 
     /// Fills the bounds for `links`, with that of `mode`. A link between two racks may raise both, of a dense
-    /// payload, since each rack must receive the other's sum at least. What is left when a late rank comes
-    /// has no bound here.
+    /// payload, since each rack must receive the other's sum at least.
     #[must_use]
     pub fn with_links<'a>(
         mut self,
@@ -157,9 +147,6 @@ impl Record {
         uplink_bytes_per_s: Option<f64>,
         mode: Option<Mode>,
     ) -> Self {
-        if self.late.is_some() {
-            return self;
-        }
         let (bytes, links) = (self.bytes as f64, links.into());
         let part = cost::factor_of(&self.op, self.ranks) / cost::bus_factor(self.ranks).max(f64::MIN_POSITIVE);
         let bound = part * cost::allreduce_bound_s(self.ranks, bytes, links);

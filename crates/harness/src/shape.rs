@@ -46,17 +46,6 @@ pub struct HostRate {
     pub receives: LinkRate,
 }
 
-impl HostRate {
-    /// The same host with as many times the rates.
-    #[must_use]
-    pub fn times(self, factor: f64) -> Self {
-        let of = |rate: LinkRate| {
-            rate.bits_per_s().map_or(rate, |bits| LinkRate::of_bits((bits as f64 * factor).round() as u64))
-        };
-        HostRate { sends: of(self.sends), receives: of(self.receives), ..self }
-    }
-}
-
 impl FromStr for HostRate {
     type Err = Error;
 

@@ -11,7 +11,7 @@
 //! time.
 
 use std::slice::from_ref;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ringpull::KvStore;
 use ringpull_base::timeline::{self, Phase};
@@ -19,7 +19,6 @@ use ringpull_base::{Error, Kind, Result, Tensor};
 use ringpull_workload::expected::ExpectedSums;
 
 use crate::compute::Compute;
-use crate::late::LateWorkers;
 use crate::layers::{Layer, Network};
 use crate::progress::Progress;
 use crate::pushpull;
@@ -35,8 +34,6 @@ pub struct ReplayOptions {
     pub compute_s: f64,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
-    /// Who begins steps late.
-    pub late: Option<LateWorkers>,
 }
 
 /// The name that a timeline has for a step that does not count.
@@ -52,7 +49,6 @@ pub fn run(
     progress: Option<&Progress>,
 ) -> Result<Option<Record>> {
     check(plan)?;
-    plan.late.map_or(Ok(()), |late| late.check(store.num_workers()))?;
     plan.keys.prepare(store)?;
     let mut replay = Replay::start(store, network, plan)?;
     let mut found = RankReport::default();
@@ -79,14 +75,10 @@ pub fn run(
     found.spent.add(before, ResourceUse::now());
     replay.check_total(warmup + iters - 1)?;
     let mut ranks = gather(store, "ringpull.steps", &found)?;
-    if plan.late.is_some() {
-        share_the_pace(&mut ranks);
-    } else {
-        count_to_the_last_end(&mut ranks);
-    }
+    count_to_the_last_end(&mut ranks);
     let record = plan.keys.record("train", store, &network.keys, &ranks)?;
     // A rank's processor time includes its computing.
-    let record = Record { usage: Usage::default(), ..record }.with_train(plan.compute_s, plan.batch, plan.late);
+    let record = Record { usage: Usage::default(), ..record }.with_train(plan.compute_s, plan.batch);
     Ok((store.rank() == 0).then_some(record))
 }
 
@@ -101,16 +93,6 @@ fn count_to_the_last_end(ranks: &mut [RankReport]) {
     let ends: Vec<f64> = (0..=ranks[0].seconds.len()).map(end).collect();
     let seconds: Vec<f64> = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
     ranks.iter_mut().for_each(|rank| rank.seconds.clone_from(&seconds));
-}
-
-/// Workers that do not wait for a late one make more steps in a time: each step becomes as long as it is
-/// where all of them together have that pace, the harmonic mean.
-fn share_the_pace(ranks: &mut [RankReport]) {
-    for step in 0..ranks[0].seconds.len() {
-        let pace: f64 = ranks.iter().map(|rank| 1.0 / rank.seconds[step]).sum();
-        let shared = ranks.len() as f64 / pace;
-        ranks.iter_mut().for_each(|rank| rank.seconds[step] = shared);
-    }
 }
 
 fn check(plan: &ReplayOptions) -> Result<()> {
@@ -150,11 +132,6 @@ impl<'a> Replay<'a> {
     /// One step, in seconds.
     fn step(&mut self, device: &mut Compute, number: usize) -> Result<f64> {
         let start = Instant::now();
-        if let Some(late) = self.plan.late {
-            let late = Duration::from_secs_f64(late.seconds(self.store.rank(), number, self.plan.compute_s));
-            std::thread::sleep(late);
-            device.idle(late);
-        }
         for (index, layer) in self.network.layers.iter().enumerate().rev() {
             self.compute(device, layer, BACKWARD, |tensor, _| {
                 self.expected.fill(tensor, self.store.rank(), number);
@@ -230,9 +207,8 @@ mod tests {
             algorithm: AlgorithmChoice::Auto,
             optimizer: None,
             is_sharded: false,
-            late: None,
         };
-        ReplayOptions { keys, compute_s: 0.002, batch: Some(64), late: None }
+        ReplayOptions { keys, compute_s: 0.002, batch: Some(64) }
     }
 
     #[test]
@@ -245,20 +221,6 @@ mod tests {
         assert!(record.median_s > 0.0 && train.compute_s > 0.0, "{record:?}");
         assert_eq!(train.images_per_s, Some(64.0 / record.median_s));
         assert_eq!(train.efficiency, train.compute_s / record.median_s);
-    }
-
-    #[test]
-    fn a_late_worker_makes_its_steps_longer_and_paces_are_shared() {
-        let network = layers::load("resnet50", 0.0001).unwrap();
-        let store = ringpull::create("local").unwrap();
-        let late = Some("0=0.05".parse().unwrap());
-        let record = run(&store, &network, &ReplayOptions { late, ..plan() }, None).unwrap().unwrap();
-        assert!(record.seconds.iter().all(|seconds| *seconds > 0.05), "{record:?}");
-        assert_eq!(record.train.unwrap().late, late);
-        let of = |seconds: f64| RankReport { seconds: vec![seconds], ..RankReport::default() };
-        let mut ranks = [of(1.0), of(1.0), of(4.0)];
-        share_the_pace(&mut ranks);
-        assert!(ranks.iter().all(|rank| (rank.seconds[0] - 3.0 / 2.25).abs() < 1e-12));
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Emulated hosts, rehearsed faults, recorded jobs and predictions: jobs on one machine that stand for those of
+//! Emulated hosts, rehearsed faults, compared jobs and predictions: jobs on one machine that stand for those of
 //! a cluster.
 //!
 //! - [`hosts`]: emulated hosts joined by links of a rate;
 //! - [`rehearse`]: jobs that meet faults; [`ends`]: what the end of each process means for its job;
-//! - [`differ`]: the values of two kinds of store; [`replay`]: the calls of a recorded job;
+//! - [`differ`]: the values of two kinds of store;
 //! - [`advise`]: steps of training predicted for any number of hosts;
 //! - [`status_client`]: jobs that run, asked for their status.
 #![forbid(unsafe_code)]
@@ -14,5 +14,4 @@ pub mod differ;
 pub mod ends;
 pub mod hosts;
 pub mod rehearse;
-pub mod replay;
 pub mod status_client;

@@ -38,7 +38,6 @@ struct end {
 extern int MPIX_Comm_get_failed(MPI_Comm, MPI_Group *) __attribute__((weak));
 extern int MPIX_Comm_ack_failed(MPI_Comm, int, int *) __attribute__((weak));
 extern int MPIX_Comm_agree(MPI_Comm, int *) __attribute__((weak));
-extern int MPIX_Query_cuda_support(void) __attribute__((weak));
 
 static MPI_Comm of(comm handle) { return (MPI_Comm)handle; }
 static comm from(MPI_Comm handle) { return (comm)handle; }
@@ -141,7 +140,6 @@ static int reduce_scatter(const void *data, void *out, int count, int dtype, com
   return MPI_Reduce_scatter_block(data, out, count, type_of(dtype), MPI_SUM, of(of_ranks));
 }
 
-static int takes_device_memory(void) { return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : 0; }
 static int survives_losses(void) { return MPIX_Comm_get_failed && MPIX_Comm_ack_failed && MPIX_Comm_agree; }
 
 /* How many ranks are known to have failed, and which: those that fit, in the order in which they failed. */
@@ -202,7 +200,6 @@ const struct {
   int (*allgather)(const void *, int, void *, comm);
   int (*alltoall)(const void *, int, void *, comm);
   int (*reduce_scatter)(const void *, void *, int, int, comm);
-  int (*takes_device_memory)(void);
   int (*survives_losses)(void);
   int (*get_failed)(comm, int *, int, int *);
   int (*ack_failed)(comm, int, int *);
@@ -213,6 +210,6 @@ const struct {
   MPI_Get_library_version, MPI_Error_string, MPI_Initialized, MPI_Finalized, MPI_Finalize, MPI_Query_thread,
   init_thread, world, self, set_errors_return, comm_rank, comm_size, comm_split, comm_split_hosts, comm_free, probe,
   isend, issend, irecv, testsome, is_done, get_count, wait, bcast, allreduce, allgather, alltoall, reduce_scatter,
-  takes_device_memory, survives_losses, get_failed, ack_failed, agree,
+  survives_losses, get_failed, ack_failed, agree,
 };
 #endif

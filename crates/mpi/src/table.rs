@@ -95,8 +95,6 @@ pub struct Api {
     pub alltoall: unsafe extern "C" fn(*const c_void, c_int, *mut c_void, Comm) -> c_int,
     /// `MPI_Reduce_scatter_block`, a sum.
     pub reduce_scatter: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, c_int, Comm) -> c_int,
-    /// `MPIX_Query_cuda_support`: 0 or 1, and no code.
-    pub takes_device_memory: unsafe extern "C" fn() -> c_int,
     /// Returns 1 if the library has the three functions that follow, and 0 otherwise; no error code.
     pub survives_losses: unsafe extern "C" fn() -> c_int,
     /// `MPIX_Comm_get_failed`: the number of ranks that have failed, and those of them for which there is

@@ -17,7 +17,7 @@
 //!    same symbol on each: the same bits.
 //!
 //! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with
-//! the square of the number of ranks: it is for tests and debug assertions.
+//! the square of the number of ranks: it is for tests.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

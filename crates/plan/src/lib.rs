@@ -11,8 +11,7 @@
 //!   `ringpull-allreduce` does it;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
 //!   symbols, that the plans of all ranks do what they promise;
-//! - `simulate`: what they take on given links, alone and in steps of training, message by message;
-//! - `export`: schedules for other programs.
+//! - `simulate`: what they take on given links, alone and in steps of training, message by message.
 //!
 //! Promises of every plan here:
 //!
@@ -49,12 +48,12 @@
 #![forbid(unsafe_code)]
 
 mod alltoall;
+#[cfg(any(test, fuzzing))]
 mod check;
 mod choose;
 mod circulant;
 mod direct;
 mod doubling;
-pub mod export;
 mod model;
 mod ordered;
 mod parts;
@@ -74,6 +73,7 @@ mod turns;
 mod weighted;
 
 pub use alltoall::SEGMENT_BYTES as ALLTOALL_SEGMENT_BYTES;
+#[cfg(any(test, fuzzing))]
 pub use check::{Fault, Goal, PartContent, Traffic, check};
 pub use choose::{Prediction, Segments, WeightedChoice, auto, choose, choose_reduce_scatter, choose_weighted, predict};
 pub use model::Model;

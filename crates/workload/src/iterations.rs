@@ -3,7 +3,7 @@
 //! A store on devices is given a tensor on each of them, of which the first holds this rank's input and the
 //! others zeros: no copy from host memory is timed.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ringpull::KvStore;
 use ringpull_base::{DType, Kind, Result, Tensor};
@@ -12,28 +12,6 @@ use ringpull_kernels::compress::Compression;
 use crate::expected::ExpectedSums;
 use crate::models::ModelKey;
 
-/// A rank that comes late to every iteration.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LateRank {
-    /// The rank.
-    pub rank: usize,
-    /// By how much.
-    pub by: Duration,
-}
-
-impl LateRank {
-    /// To be called on every rank where an iteration begins. The late rank sleeps here. Returns the moment
-    /// when it comes, from which a sample counts: for the other ranks that is later than now.
-    pub fn begin(late: Option<Self>, rank: usize) -> Instant {
-        match late {
-            Some(late) if late.rank == rank => std::thread::sleep(late.by),
-            Some(late) => return Instant::now() + late.by,
-            None => {}
-        }
-        Instant::now()
-    }
-}
-
 /// The iterations over one list of keys, taken one by one, so that something else may be measured between
 /// them.
 pub struct Iterations {
@@ -41,7 +19,6 @@ pub struct Iterations {
     expected: ExpectedSums,
     /// True if the store adds pushed values to its own.
     accumulates: bool,
-    late: Option<LateRank>,
 }
 
 /// A key and its tensors.
@@ -128,13 +105,7 @@ impl Iterations {
         let keys = keys.iter().map(made).collect::<Result<Vec<KeyTensors>>>()?;
         keys.iter().for_each(|key| expected.fill(&key.host, store.rank(), 0));
         store.wait_all()?;
-        Ok(Iterations { keys, expected, accumulates: store.kind() == Kind::DistAsync, late: None })
-    }
-
-    /// The same with a rank that is late: an iteration's seconds count from its arrival.
-    #[must_use]
-    pub fn with_late(self, late: Option<LateRank>) -> Self {
-        Iterations { late, ..self }
+        Ok(Iterations { keys, expected, accumulates: store.kind() == Kind::DistAsync })
     }
 
     /// The seconds of one iteration, whose sums have been verified. Iterations count from 0. Collective.
@@ -144,14 +115,14 @@ impl Iterations {
 
     /// As [`seconds`](Self::seconds), with the readings of `meter` right before and right after.
     pub fn take<M>(&mut self, store: &KvStore, iteration: usize, meter: impl Fn() -> M) -> Result<(f64, M, M)> {
-        let Iterations { keys, expected, accumulates, late } = self;
+        let Iterations { keys, expected, accumulates } = self;
         for key in keys.iter() {
             expected.fill(&key.host, store.rank(), iteration);
             key.put(store)?;
         }
         store.barrier()?;
         let before = meter();
-        let start = LateRank::begin(*late, store.rank());
+        let start = Instant::now();
         // The backward pass gives the last layer's gradient first, and the next forward pass needs the first
         // layer's first.
         for (layer, key) in keys.iter().enumerate().rev() {

@@ -80,7 +80,6 @@ pub struct Communicator {
     helpers: Helpers,
     /// The function that asks the helpers to take part in a sum; on rank 0.
     ask: Option<Ask>,
-    takes_device_memory: bool,
 }
 
 impl Communicator {
@@ -99,9 +98,6 @@ impl Communicator {
         };
         let links = Links::with_helpers(&vec![LinkRates::both(1.0); executor.transport.size()], helpers.active());
         let learned = LearnedModel { links, ..LearnedModel::default() };
-        // The library's own allreduce sends no message of ours.
-        let takes_device_memory = choice != AlgorithmChoice::Native
-            && config.mpi_device_memory.unwrap_or_else(|| executor.transport.takes_device_memory());
         let cuts = Segments { most_bytes: config.segment_bytes, is_fixed: config.segment_is_fixed };
         Ok(Communicator {
             executor,
@@ -113,7 +109,6 @@ impl Communicator {
             placement,
             helpers,
             ask: None,
-            takes_device_memory,
         })
     }
 

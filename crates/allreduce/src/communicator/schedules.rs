@@ -25,8 +25,6 @@ pub(super) struct Sum {
     pub(super) len_bytes: usize,
     /// The bytes that its step sums in all; 0 if that is not known.
     pub(super) step_bytes: usize,
-    /// The least length of messages, instead of the length that the model predicts to be best.
-    pub(super) least_bytes: Option<usize>,
     /// True if the sum is between the ranks that have this rank's place on each host, and not between all
     /// ranks.
     pub(super) between_hosts: bool,
@@ -48,7 +46,6 @@ impl Sum {
             reduction: Reduction::Sum,
             len_bytes,
             step_bytes: 0,
-            least_bytes: None,
             between_hosts: false,
             is_coded: false,
             may_be_helped: false,
@@ -69,7 +66,7 @@ impl Sum {
             // A message has a whole segment: its codes are shorter than its elements.
             return (plan_of_codes(rank, size, len), usize::MAX);
         }
-        let (plan, segment_bytes) = match self.choice {
+        match self.choice {
             AlgorithmChoice::Auto | AlgorithmChoice::Nccl | AlgorithmChoice::Native => {
                 let is_apart = !placement.has_neighbours();
                 let in_racks = is_apart.then(|| placement.plan_in_racks(rank, self.len_bytes, element_bytes)).flatten();
@@ -85,11 +82,6 @@ impl Sum {
             }
             AlgorithmChoice::Plan(algorithm) => (ringpull_plan::allreduce(algorithm, rank, size, len), cuts.most_bytes),
             AlgorithmChoice::Ordered => (ringpull_plan::allreduce_in_order(rank, size, len), cuts.most_bytes),
-        };
-        match self.least_bytes {
-            Some(least_bytes) if !cuts.is_fixed => (plan, cuts.most_bytes.max(least_bytes)),
-            Some(_) => (plan, cuts.most_bytes),
-            None => (plan, segment_bytes),
         }
     }
 }
@@ -171,7 +163,6 @@ mod tests {
             Sum { dtype: DType::I32, ..sum(8) },
             Sum { reduction: Reduction::Max, ..sum(8) },
             Sum { step_bytes: 1 << 20, ..sum(8) },
-            Sum { least_bytes: Some(1 << 20), ..sum(8) },
             Sum { between_hosts: true, ..sum(8) },
             Sum { is_coded: true, ..sum(8) },
             sum(16),
@@ -201,21 +192,6 @@ mod tests {
         assert_eq!([1 << 20, 256 << 20, 2 << 20].map(is_kept), [true, false, true]);
         assert!(schedules.messages <= 128 << 10, "{} messages", schedules.messages);
         assert!(Arc::ptr_eq(&first, &schedules.find(sum(8), || unreachable!("it is there"))));
-    }
-
-    #[test]
-    fn messages_may_be_longer_than_the_model_says_unless_their_length_is_fixed() {
-        let segment_bytes = |choice, least_bytes, is_fixed| {
-            let cuts = Segments { most_bytes: 1 << 16, is_fixed };
-            let sum = Sum { least_bytes, ..Sum::of(choice, DType::F32, 1 << 20) };
-            sum.plan((0, 8), &Placement::apart(8), (&Model::default(), None), cuts).1
-        };
-        for choice in [AlgorithmChoice::Auto, AlgorithmChoice::Plan(Algorithm::Ring)] {
-            assert!(segment_bytes(choice, None, false) <= 1 << 16);
-            assert_eq!(segment_bytes(choice, Some(4), false), 1 << 16);
-            assert_eq!(segment_bytes(choice, Some(1 << 18), false), 1 << 18);
-            assert_eq!(segment_bytes(choice, Some(1 << 18), true), 1 << 16);
-        }
     }
 
     #[test]

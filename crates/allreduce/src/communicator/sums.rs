@@ -12,7 +12,7 @@ use crate::communicator::begun::BegunOperation;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::node::WaitLimits;
 use crate::communicator::schedules::Sum;
-use crate::interpreter::{Endpoint, Memory};
+use crate::interpreter::Memory;
 use crate::transport::Stamp;
 
 impl Communicator {
@@ -109,28 +109,6 @@ impl Communicator {
         let sum = Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.bytes().len()) };
         let schedule = self.helped_schedule(sum, stamp, priority);
         Ok(BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, stamp, priority)))
-    }
-
-    /// Returns true if [`allreduce_between`](Self::allreduce_between) accepts addresses in the memory of
-    /// devices.
-    pub fn takes_device_memory(&self) -> bool {
-        self.takes_device_memory
-    }
-
-    /// As [`allreduce`](Self::allreduce), of `len_bytes` that this rank's `endpoint` has. Always by messages,
-    /// of at least `least_bytes` where the plan has as many.
-    pub fn allreduce_between(
-        &mut self,
-        dtype: DType,
-        len_bytes: usize,
-        endpoint: Box<dyn Endpoint + '_>,
-        least_bytes: usize,
-        stamp: Stamp,
-    ) -> Result<()> {
-        let least_bytes = Some(least_bytes);
-        let sum = Sum { least_bytes, ..Sum::of(self.choice, dtype, len_bytes) };
-        let schedule = self.helped_schedule(sum, stamp, 0);
-        self.executor.run_between(&schedule, endpoint, stamp)
     }
 
     /// Sums by shared memory within hosts, and by a plan between them.

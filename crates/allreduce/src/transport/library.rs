@@ -71,14 +71,6 @@ pub fn mpi_library() -> Result<String> {
     Ok(first_words(&library_text(api()?)))
 }
 
-/// Returns true if this process's MPI library says that it takes memory of devices, as Open MPI does. Loads
-/// it if necessary.
-pub fn mpi_takes_device_memory() -> Result<bool> {
-    let api = api()?;
-    // SAFETY: it may be called at any time.
-    Ok(unsafe { (api.takes_device_memory)() != 0 })
-}
-
 /// Returns an error if the launcher is another MPI's `mpirun`: every process is then rank 0 of a world of its
 /// own.
 pub(super) fn check_launcher(size: usize) -> Result<()> {

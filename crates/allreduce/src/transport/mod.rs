@@ -22,7 +22,7 @@ pub mod star;
 mod ulfm;
 pub mod window;
 
-pub use library::{initialise_once, mpi_library, mpi_takes_device_memory, share_mpi};
+pub use library::{initialise_once, mpi_library, share_mpi};
 pub use ulfm::{Connections, has_ulfm};
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -151,12 +151,6 @@ pub trait Transport {
             operation: "native collectives".to_owned(),
             reason: "this transport has none of its own; choose another algorithm".to_owned(),
         })
-    }
-
-    /// Returns true if `send` and `recv` take addresses of devices' memory, as the library behind the
-    /// transport reports.
-    fn takes_device_memory(&self) -> bool {
-        false
     }
 
     /// Returns for each rank the lowest rank of its host. The same on every rank. Collective.

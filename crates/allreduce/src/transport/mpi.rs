@@ -375,11 +375,6 @@ impl Transport for Mpi {
         check(name, self.rank, code)
     }
 
-    fn takes_device_memory(&self) -> bool {
-        // SAFETY: it may be called at any time.
-        unsafe { (self.api.takes_device_memory)() != 0 }
-    }
-
     fn hosts(&mut self) -> Result<Vec<usize>> {
         if self.ulfm.is_some() {
             let all = self.exchange(&network_id().to_ne_bytes(), 0)?;

@@ -6,9 +6,7 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
-use crate::launched::{Launched, Testbed};
-
-use super::{FAILURE, Format, SUCCESS, Status, print, write};
+use super::{Format, SUCCESS, Status, print, write};
 use ringpull_harness::charts::picture;
 use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
@@ -18,8 +16,7 @@ use ringpull_harness::size::format_size;
 use ringpull_harness::text::{parse_seconds, several};
 use ringpull_harness::variant::Variant;
 use ringpull_lab::advise::predict::Setting;
-use ringpull_lab::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
-use ringpull_lab::replay::recorded_job::RecordedJob;
+use ringpull_lab::advise::{Advice, Choice, assumptions, rows, table, verdict};
 
 /// Beyond this a prediction takes minutes.
 const MOST_HOSTS: usize = 10_000;
@@ -29,28 +26,19 @@ const MOST_HOSTS: usize = 10_000;
     ringpull advise --model vgg16 --compute 2.184 --link 10gbit --latency 50us\n  \
     ringpull advise --model bert-large --compute 0.35 --link 25gbit --hosts 8,64,512 --out advice.svg\n  \
     ringpull advise --model model.txt --compute 0.2 --link 1gbit --hosts 16 --modes dist_sync_mpi,dist_sync:4 --format json\n  \
-    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --hosts 2,4,8 --check\n  \
-    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --slow-host 3=5gbit --hosts 4,8 --check=50mbit\n  \
-    RINGPULL_RECORD=run ringpull launch -n 2 -- python train.py && ringpull advise --recorded run --link 10gbit\n\n\
-    --compute is what one host alone takes for a step: measure it with your framework. A recorded job has\n\
-    it, and its keys and the computing before each push, also if it ran on one host. --latency is half of\n\
-    what `ping` says. Modes are those of `ringpull compare`, without dist_async and topk.\n\
-    --check runs the same modes on emulated hosts (root, Linux), as many as fit, and prints predicted\n\
-    next to measured; the model is scaled so that its bytes take as long on the emulated links. The exit\n\
-    code is 1 if a measurement failed.")]
+    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --slow-host 3=5gbit --hosts 4,8\n\n\
+    --compute is what one host alone takes for a step: measure it with your framework. --latency is half of\n\
+    what `ping` says. Modes are those of `ringpull compare`, without dist_async and topk.")]
 pub(crate) struct AdviseArgs {
     /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
-    #[arg(long, required_unless_present = "recorded", conflicts_with = "recorded")]
-    model: Option<String>,
-    /// A job in place of a model: the folder that `RINGPULL_RECORD` named.
-    #[arg(long, value_name = "FOLDER")]
-    recorded: Option<PathBuf>,
+    #[arg(long)]
+    model: String,
     /// Scale every tensor to this part of its elements.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Seconds of computing in a step on one host [default: that of the recorded job].
-    #[arg(long, value_name = "SECONDS", required_unless_present = "recorded")]
-    compute: Option<f64>,
+    /// Seconds of computing in a step on one host.
+    #[arg(long, value_name = "SECONDS")]
+    compute: f64,
     /// The rate of each host's link, such as 10gbit.
     #[arg(long)]
     link: LinkRate,
@@ -70,72 +58,30 @@ pub(crate) struct AdviseArgs {
     /// Write a chart of the efficiency to this file, as SVG.
     #[arg(long, value_name = "FILE.svg")]
     out: Option<PathBuf>,
-    /// Measure on emulated hosts with links of this rate [without a value: 200mbit].
-    #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true, default_missing_value = "200mbit")]
-    check: Option<LinkRate>,
-    /// Rounds of --check: in each, every mode runs once for each number of hosts.
-    #[arg(long, default_value_t = 1, requires = "check")]
-    rounds: usize,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// What a step computes and pushes.
-struct Step {
-    /// The name or file of the model.
-    model: String,
-    words: String,
-    compute_s: f64,
-    /// Where the computing of a layer is known from.
-    shares: &'static str,
-    /// The file of a recorded job's model, which is removed with this.
-    _file: Option<tempfile::NamedTempFile>,
-}
-
-fn step(args: &AdviseArgs) -> Result<Step> {
-    let Some(folder) = &args.recorded else {
-        let (model, compute_s) = (args.model.clone().unwrap_or_default(), args.compute.unwrap_or_default());
-        let shares = "its share of the FLOPs";
-        return Ok(Step { words: model.clone(), model, compute_s, shares, _file: None });
-    };
-    let job = RecordedJob::read(folder, 0)?;
-    let recorded = job.step().ok_or_else(RecordedJob::too_short)?;
-    let compute_s = args.compute.unwrap_or(recorded.compute_s);
-    let failed = |cause: std::io::Error| Error::io("write", "the model of a recorded job", &cause);
-    let file = tempfile::NamedTempFile::new().map_err(failed)?;
-    std::fs::write(file.path(), job.as_model(recorded.compute_s)).map_err(failed)?;
-    let left_out = match job.by_rows {
-        0 => String::new(),
-        count => format!(" without {} pushed by rows", several(count, "key")),
-    };
-    let workers = several(job.workers, "worker");
-    let words = format!("job of {workers} by {} in {}{left_out}", job.kind, folder.display());
-    let shares = "what was computed before its push, of the recorded job";
-    Ok(Step { model: file.path().display().to_string(), words, compute_s, shares, _file: Some(file) })
-}
-
-/// Predicts, and measures if that is asked for.
+/// Predicts, and prints.
 pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     let (mut hosts, choices) = (args.hosts.clone(), choices(args));
     hosts.sort_unstable();
     hosts.dedup();
-    let step = step(args)?;
-    let setting = setting(args, &step, &hosts)?;
+    let setting = setting(args, &hosts)?;
     let link = format!("{}{}", args.link, own_words(&args.slow_host));
     let progress = Progress::start("simulating");
     let rows = rows(&setting, (&choices, !args.modes.is_empty()), &hosts)?;
     drop(progress);
     let keys = several(setting.network.keys.len(), "tensor");
     let mut advice = Advice {
-        model: format!("{}, {keys}, {}", step.words, format_size(setting.bytes())),
+        model: format!("{}, {keys}, {}", args.model, format_size(setting.bytes())),
         compute_s: setting.compute_s,
         link: link.clone(),
         latency_s: setting.latency_s,
-        assumptions: assumptions(&setting, &link, step.shares, &rows),
+        assumptions: assumptions(&setting, &link, &rows),
         rows,
         verdict: Vec::new(),
-        check: None,
     };
     advice.verdict = verdict::sentences(&advice);
     if let Some(file) = &args.out {
@@ -143,20 +89,16 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
         let chart = table::curves(&advice, &choices).drawn();
         write(file, &picture::framed(&chart, &subtitle, advice.families().into_iter())?)?;
     }
-    if let Some(lab) = args.check {
-        advice.check = Some(checked(args, &step.model, lab, &setting, hosts, &choices)?);
-    }
     print(args.format, &advice, || table::render(&advice, &choices))?;
-    let failed = advice.check.is_some_and(|check| check.rows.iter().any(|row| row.measured_s.is_none()));
-    Ok(if failed { FAILURE } else { SUCCESS })
+    Ok(SUCCESS)
 }
 
 fn choices(args: &AdviseArgs) -> Vec<Choice> {
     if args.modes.is_empty() { Choice::all() } else { args.modes.iter().copied().map(Choice::fixed).collect() }
 }
 
-fn setting(args: &AdviseArgs, step: &Step, hosts: &[usize]) -> Result<Setting> {
-    let compute_s = step.compute_s;
+fn setting(args: &AdviseArgs, hosts: &[usize]) -> Result<Setting> {
+    let compute_s = args.compute;
     if let Some(wrong) = hosts.iter().find(|hosts| !(1..=MOST_HOSTS).contains(*hosts)) {
         return Err(Error::argument(
             format!("invalid --hosts {wrong}: expected numbers from 1 to {MOST_HOSTS}"),
@@ -175,7 +117,7 @@ fn setting(args: &AdviseArgs, step: &Step, hosts: &[usize]) -> Result<Setting> {
             "give the rate of each host's link, such as --link 10gbit",
         ));
     };
-    let network = layers::load(&step.model, args.scale)?;
+    let network = layers::load(&args.model, args.scale)?;
     let most = hosts.iter().copied().max().unwrap_or(0);
     let of_host = |host: usize| args.slow_host.iter().filter(|slow| slow.host == host).count();
     let wrong = args.slow_host.iter().find(|slow| !(1..=most).contains(&slow.host) || of_host(slow.host) > 1);
@@ -186,38 +128,4 @@ fn setting(args: &AdviseArgs, step: &Step, hosts: &[usize]) -> Result<Setting> {
         ));
     }
     Ok(Setting { network, compute_s, link_bytes_per_s, own: args.slow_host.clone(), latency_s: args.latency })
-}
-
-/// Emulated hosts for workers that share this machine's processors.
-const MOST_EMULATED: usize = 64;
-
-fn checked(
-    args: &AdviseArgs,
-    model: &str,
-    lab: LinkRate,
-    setting: &Setting,
-    mut hosts: Vec<usize>,
-    choices: &[Choice],
-) -> Result<check::Checked> {
-    hosts.retain(|hosts| (2..=MOST_EMULATED).contains(hosts));
-    if hosts.is_empty() {
-        return Err(Error::argument(
-            format!("--check has nothing to measure: it emulates 2 to {MOST_EMULATED} hosts"),
-            "add such numbers to --hosts, as in --hosts 2,4,8",
-        ));
-    }
-    let plan = check::Plan {
-        model: model.to_owned(),
-        scale: args.scale,
-        compute_s: setting.compute_s,
-        link_bytes_per_s: setting.link_bytes_per_s,
-        own: setting.own.iter().filter(|slow| hosts.iter().any(|hosts| slow.host <= *hosts)).copied().collect(),
-        lab,
-        hosts,
-        rounds: args.rounds,
-    };
-    let progress = Progress::start("making the hosts");
-    let (shape, extra) = plan.testbed(choices)?;
-    let mut runner = Launched::start(Testbed::Lab(shape), extra)?.scaled(plan.scale()?)?;
-    check::run(&plan, choices, &mut runner, &mut |step| progress.part(step.done, step.planned, step.words))
 }

@@ -12,18 +12,17 @@ use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::models::{self, ModelKey};
 
 use super::measured::{SparseArgs, StoreArgs, progress};
-use super::{Format, print, replay, report, train};
+use super::{Format, print, train};
 use super::{SUCCESS, Status};
 use ringpull_harness::collectives::{self, Collective, CollectiveOptions, Way};
 use ringpull_harness::cost::rows_words;
-use ringpull_harness::late::LateWorkers;
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::pushpull::StoreOptions;
 use ringpull_harness::record::Record;
 use ringpull_harness::size::{elements, format_size, parse_sizes};
 use ringpull_harness::statistics::{self, Summary};
 use ringpull_harness::text::grid;
-use ringpull_harness::{allreduce, explain, kept, pushpull};
+use ringpull_harness::{allreduce, explain, pushpull};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -51,8 +50,6 @@ enum BenchCommand {
     Pushpull(PushpullArgs),
     /// Replay the training steps of a model: computing by the clock or on the processor, real communication.
     Train(train::TrainArgs),
-    /// Make the calls of a recorded job, without its framework, on any kind of store.
-    Replay(replay::ReplayArgs),
 }
 
 #[derive(Debug, Args)]
@@ -86,9 +83,6 @@ pub(crate) struct AllreduceArgs {
     /// they wait; 0 omits it.
     #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
     pub waiting: f64,
-    /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
-    #[arg(long, value_name = "RANK=SECONDS")]
-    pub late: Option<LateWorkers>,
     /// Do not measure, but print what the algorithm would do for each size, by the cluster's model.
     #[arg(long)]
     pub explain: bool,
@@ -159,9 +153,6 @@ pub(crate) struct PushpullArgs {
     /// Divide the optimizer's states over the ranks of `dist_sync_mpi`.
     #[arg(long, requires = "optimizer")]
     sharded: bool,
-    /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
-    #[arg(long, value_name = "RANK=SECONDS", conflicts_with = "sparse")]
-    late: Option<LateWorkers>,
     #[command(flatten)]
     sparse: SparseArgs,
     #[command(flatten)]
@@ -175,13 +166,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
         BenchCommand::ReduceScatter(args) | BenchCommand::Allgather(args) | BenchCommand::Alltoall(args) => args.format,
         BenchCommand::Pushpull(args) => args.store.format,
         BenchCommand::Train(args) => args.store.format,
-        BenchCommand::Replay(args) => return replay::run(args),
     };
-    kept::print_by(move |records| {
-        if let Err(cause) = print(format, &records, || table(records)) {
-            report(&cause);
-        }
-    });
     let measured = match &args.what {
         BenchCommand::Allreduce(args) if args.explain => return run_explain(args),
         BenchCommand::Allreduce(args) => run_allreduce(args),
@@ -190,12 +175,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
         BenchCommand::Alltoall(args) => run_collective(Collective::Alltoall, args),
         BenchCommand::Pushpull(args) => run_pushpull(args),
         BenchCommand::Train(args) => train::measure(args),
-        BenchCommand::Replay(args) => return replay::run(args),
     };
-    let kept = kept::take();
-    if measured.is_err() && !kept.is_empty() {
-        print(format, &kept, || table(&kept))?;
-    }
     if let Some(records) = measured? {
         let is_train = matches!(args.what, BenchCommand::Train(_));
         print(format, &records, || if is_train { train::words(&records) } else { table(&records) })?;
@@ -255,12 +235,10 @@ fn time(option: &str, given: f64, unit: &str, factor: f64) -> Result<Duration> {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let late = args.late.map(LateWorkers::of_rank).transpose()?;
-    // What a waiting rank computes is compared with iterations in which none waits.
-    let waiting = time("--waiting", if late.is_some() { 0.0 } else { args.waiting }, "seconds", 1.0)?;
+    let waiting = time("--waiting", args.waiting, "seconds", 1.0)?;
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
     let AllreduceArgs { dtype, iters, warmup, .. } = *args;
-    let plan = allreduce::AllreduceOptions { dtype, iters, warmup, rest, waiting, late };
+    let plan = allreduce::AllreduceOptions { dtype, iters, warmup, rest, waiting };
     allreduce::run(&sizes, args.algorithm, &plan, progress(args.format).as_ref())
 }
 
@@ -295,8 +273,7 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
             .collect::<Result<_>>()?,
     };
     let (optimizer, is_sharded) = (args.optimizer.clone(), args.sharded);
-    let late = args.late.map(LateWorkers::of_rank).transpose()?;
-    let plan = StoreOptions { optimizer, is_sharded, late, ..args.store.plan(args.iters)? };
+    let plan = StoreOptions { optimizer, is_sharded, ..args.store.plan(args.iters)? };
     let progress = progress(args.store.format);
     pushpull::run(&super::store(args.store.kv_store)?, &payloads, &plan, progress.as_ref())
 }
@@ -315,9 +292,6 @@ fn table(records: &[Record]) -> String {
         let payload = format_size(record.bytes as f64);
         for doubt in statistics::warnings(&record.seconds) {
             doubts.push(format!("warning: {payload}: {doubt}\n"));
-        }
-        if let Some(late) = record.late {
-            states.push(format!("{payload}: times count from the arrival of the late rank ({late})\n"));
         }
         if let Some(rows) = &record.sparse {
             states.push(rows_words(rows, record.ranks) + "\n");

@@ -19,7 +19,6 @@ use crate::launched::{Launched, Testbed};
 use ringpull_harness::compare::results::ScaledRows;
 use ringpull_harness::compare::rows::{measurements, rows};
 use ringpull_harness::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
-use ringpull_harness::late::LateWorkers;
 use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::mode::{Mode, ServerPlacement};
@@ -42,8 +41,6 @@ const LOCAL_WORKERS: usize = 4;
     ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
-    ringpull compare --train --hosts 8 --link 200mbit --model vgg16 --scale 0.02 --compute 0.5 --late 3=0.25 --modes dist_sync_mpi,dist_sync:8shared,dist_async:8shared --out out\n  \
-    ringpull compare --hosts 8 --link 200mbit --bytes 25MB --late 3=2 --modes dist_sync_mpi,dist_sync:8 --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --sparse 0.01 --modes dist_sync_mpi,dist_sync:8shared,dist_hybrid:8shared --peers mxnet --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --sizes 4,64KiB,1MiB,100MB --scaling 2,4,8 --rounds 2 --out out\n  \
@@ -87,7 +84,7 @@ pub(crate) struct CompareArgs {
     /// are installed], on all numbers of ranks from 2 on or on those of --scaling. The folder gets a JSON
     /// file of this sweep and README.md, the page of all sweeps in it. Up to 1 MiB there are twice as many
     /// --rounds, of ten times as many --iters.
-    #[arg(long, value_name = "SIZES", conflicts_with_all = ["bytes", "model", "modes", "sparse", "train", "late", "resume", "hostfile", "slow_host", "uplink", "open"])]
+    #[arg(long, value_name = "SIZES", conflicts_with_all = ["bytes", "model", "modes", "sparse", "train", "resume", "hostfile", "slow_host", "uplink", "open"])]
     sizes: Option<String>,
     /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines.
     #[arg(long)]
@@ -107,11 +104,6 @@ pub(crate) struct CompareArgs {
     /// Images of one host in a step [default: 64 for vgg16, as published].
     #[arg(long, requires = "train")]
     batch: Option<usize>,
-    /// Who is late: a worker by SECONDS in every iteration. Then a time counts from its arrival. In steps of
-    /// --train also each worker with probability P, by what a step computes; a step's time is then by the
-    /// pace of all workers together.
-    #[arg(long, value_name = "WORKER=SECONDS|random:P", conflicts_with = "sparse")]
-    late: Option<LateWorkers>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
     /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and as many servers as workers on
     /// the workers' hosts].
@@ -167,7 +159,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let variants = Variant::list(&modes(args)?, &args.peers);
     check_variants(args, &variants)?;
     let payload = Payload::of(args)?;
-    args.late.filter(|_| !args.train).map(LateWorkers::of_rank).transpose()?;
     create(&args.out)?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
@@ -175,10 +166,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
-    let fewest = fewer.first().copied().unwrap_or(ranks);
-    if let Some(late) = args.late.filter(|_| !args.train) {
-        late.check(fewest)?;
-    }
     let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
     let sparse = payload.table;
     let job = Job { ranks, work: payload.work(args, train.clone())?, iters: args.iters, warmup: args.warmup };
@@ -194,7 +181,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         rounds: args.rounds,
         iters: args.iters,
         warmup: args.warmup,
-        late: args.late.filter(|_| train.is_none()),
         bigarray_bound: (args.scale < 1.0).then(|| layers::bigarray_bound(args.scale)).transpose()?,
         train,
         sparse,
@@ -385,7 +371,7 @@ impl Payload {
         }
         Ok(match train {
             Some(train) => Work::Steps { network: layers::load(&train.model, args.scale)?, named, train },
-            None => Work::Keys { keys, named, late: args.late },
+            None => Work::Keys { keys, named },
         })
     }
 }
@@ -397,15 +383,6 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
         return Err(Error::argument(
             "--train excludes MPI_Allreduce: it blocks, so nothing is computed meanwhile",
             "compare it without --train; the peers that replay training are mxnet, horovod, gloo, ringpull-horovod and ringpull-torch",
-        ));
-    }
-    if args.late.is_some()
-        && !args.train
-        && let Some(peer) = peers.clone().find(|peer| !peer.is_mpi())
-    {
-        return Err(Error::argument(
-            format!("--late without --train excludes the peer {peer}: only its steps of training can be late"),
-            "compare with --peers mpi, or with --train",
         ));
     }
     if args.sparse.is_given() {
@@ -434,7 +411,6 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
 
 /// How steps of training are replayed by `workers` workers with gradients of `bytes` bytes.
 fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> {
-    args.late.map_or(Ok(()), |late| late.check(workers))?;
     let model = args.model.clone().unwrap_or_default();
     let scaled = args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, bytes as f64, rate));
     let compute_s = args.compute.or(scaled.filter(|seconds| *seconds > 0.0)).ok_or_else(|| {
@@ -444,7 +420,7 @@ fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> 
         )
     })?;
     let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
-    Ok(TrainSetup { model, compute_s, batch, late: args.late })
+    Ok(TrainSetup { model, compute_s, batch })
 }
 
 /// This program's command line, quoted for a shell.

@@ -71,7 +71,6 @@ impl StoreArgs {
             algorithm,
             optimizer: None,
             is_sharded: false,
-            late: None,
         })
     }
 }

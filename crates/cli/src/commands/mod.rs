@@ -17,7 +17,6 @@ mod measured;
 mod page;
 mod probe;
 mod rehearse;
-mod replay;
 mod sizes;
 mod timeline;
 mod top;
@@ -60,7 +59,7 @@ Run a job:
   info      Show what this build and this machine can do; print completions and man pages
 
 Compare:
-  bench     Measure one job, or replay a recorded one: the ranks that `mpirun` or `launch` starts
+  bench     Measure one job: the ranks that `mpirun` or `launch` starts
   compare   Compare modes and peers in rotating rounds, and write a report
   advise    Predict steps of training on hosts that are not there yet, and say which mode wins
   probe     Measure hosts and their network, and write the cluster file that jobs go by
@@ -89,7 +88,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Show what this build and this machine can do; print completions and man pages.
     Info(info::InfoArgs),
-    /// Measure one job, or replay a recorded one: the ranks that `mpirun` or `launch` starts.
+    /// Measure one job: the ranks that `mpirun` or `launch` starts.
     Bench(bench::BenchArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),

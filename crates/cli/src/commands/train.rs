@@ -5,7 +5,6 @@ use clap::Args;
 use ringpull_base::Result;
 
 use super::measured::{StoreArgs, progress};
-use ringpull_harness::late::LateWorkers;
 use ringpull_harness::record::Record;
 use ringpull_harness::size::format_size;
 use ringpull_harness::statistics::{self, Summary};
@@ -16,7 +15,6 @@ use ringpull_harness::{layers, train};
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 --oversubscribe ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
     mpirun -n 2 ringpull bench train --model resnet50 --compute 1.5 --format json\n  \
-    ringpull launch -n 4 -- ringpull bench train --model vgg16 --scale 0.1 --compute 0.25 --late 3=0.1\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench train --kv-store dist_sync --model vgg16 --scale 0.1 --compute 2.184\n\n\
     A step has two passes. The backward pass takes two thirds of --compute, and pushes each layer's\n\
     gradients when it has them. The forward pass takes one third, and waits for each layer's sums. A\n\
@@ -34,11 +32,6 @@ pub(crate) struct TrainArgs {
     /// Images of one host in a step, to print images/s.
     #[arg(long)]
     batch: Option<usize>,
-    /// Who begins a step late: a rank by SECONDS in every step, or each rank with probability P, by
-    /// --compute. Then a step's time is the harmonic mean over the ranks: those that do not wait make more
-    /// steps.
-    #[arg(long, value_name = "RANK=SECONDS|random:P")]
-    late: Option<LateWorkers>,
     /// Measured steps.
     #[arg(long, default_value_t = 5)]
     iters: usize,
@@ -51,7 +44,7 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let network = layers::load(&args.model, args.scale)?;
     let keys = args.store.plan(args.iters)?;
     let store = super::store(args.store.kv_store)?;
-    let plan = train::ReplayOptions { keys, compute_s: args.compute, batch: args.batch, late: args.late };
+    let plan = train::ReplayOptions { keys, compute_s: args.compute, batch: args.batch };
     let progress = progress(args.store.format);
     Ok(train::run(&store, &network, &plan, progress.as_ref())?.map(|record| vec![record]))
 }
@@ -76,11 +69,10 @@ pub(super) fn words(records: &[Record]) -> String {
             format!("efficiency   {:.2} %", 100.0 * train.efficiency),
         ]);
         lines.extend(train.images_per_s.map(|rate| format!("images/s     {rate:.2} of each rank")));
-        let of = train.late.map_or_else(
-            || "from the last rank's end of a step to that of the next".to_owned(),
-            |late| format!("by the pace of all ranks together, some of them late ({late})"),
+        lines.push(
+            "every sum of every step was checked; times are from the last rank's end of a step to that of the next"
+                .to_owned(),
         );
-        lines.push(format!("every sum of every step was checked; times are {of}"));
         lines.extend(statistics::warnings(&record.seconds).into_iter().map(|doubt| format!("warning: {doubt}")));
     }
     lines.join("\n") + "\n"

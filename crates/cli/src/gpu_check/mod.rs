@@ -40,20 +40,9 @@ pub(crate) struct Speed {
 pub(crate) struct GpuFindings {
     pub devices: Vec<String>,
     pub survey: Survey,
-    /// True if an MPI library that accepts device memory is installed.
-    pub cuda_aware_mpi: String,
     pub checks: Vec<GpuCheck>,
     /// The measurements; empty over simulated devices.
     pub speeds: Vec<Speed>,
-}
-
-/// Describes what the MPI library of this process takes. It is asked, not initialised.
-fn cuda_aware_mpi() -> String {
-    match ringpull_allreduce::transport::mpi_takes_device_memory() {
-        Ok(true) => "the MPI library takes device memory, and is given it".to_owned(),
-        Ok(false) => "the MPI library takes host memory only".to_owned(),
-        Err(missing) => format!("no MPI library: {missing}"),
-    }
 }
 
 impl GpuFindings {
@@ -69,7 +58,6 @@ impl GpuFindings {
         Ok(GpuFindings {
             devices: (0..devices.count()).map(|device| devices.platform().describe(device)).collect(),
             survey: ringpull_device::survey(),
-            cuda_aware_mpi: cuda_aware_mpi(),
             checks,
             speeds,
         })
@@ -85,7 +73,6 @@ impl GpuFindings {
         lines.push(format!("driver          {}", self.survey.driver));
         lines.push(format!("NCCL            {}", self.survey.nccl));
         lines.push(format!("NVRTC           {}", self.survey.nvrtc));
-        lines.push(format!("CUDA-aware MPI  {}", self.cuda_aware_mpi));
         lines.extend(self.checks.iter().map(|GpuCheck { name, found, passed }| {
             let word = match passed {
                 Some(true) => "ok",

@@ -429,12 +429,6 @@ impl Platform for Cuda {
         ordinals.into_iter().map(|ordinal| TURNS[ordinal].lock()).collect()
     }
 
-    fn expose(&self, slice: &Slice, _writes: bool) -> Result<*mut u8> {
-        // MPI goes by the context that is current.
-        self.current(slice.device().unwrap_or(0))?;
-        Ok(slice.address() as *mut u8)
-    }
-
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
         let Some(group) = &self.group else {
             return Err(failed("NCCL", "collective", -1, format!("looked for {}", nccl::NAMES.join(", "))));

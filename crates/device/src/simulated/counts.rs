@@ -7,7 +7,6 @@ use super::Simulated;
 #[derive(Default)]
 pub(super) struct Counts {
     pub(super) steps: AtomicU64,
-    pub(super) exposed: AtomicU64,
     pub(super) allocations: AtomicU64,
     pub(super) crossed_bytes: AtomicU64,
     pub(super) sums_over_ranks: AtomicU64,
@@ -17,11 +16,6 @@ impl Simulated {
     /// The steps so far.
     pub fn steps(&self) -> u64 {
         self.counts.steps.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of times that memory was given to a library that no stream orders.
-    pub fn exposed(&self) -> u64 {
-        self.counts.exposed.load(Ordering::Relaxed)
     }
 
     /// Returns the number of allocations, of devices or pinned.

@@ -56,8 +56,6 @@ struct DeviceState {
     joined: BTreeMap<u64, Vec<Arc<Link>>>,
     events: BTreeMap<u64, (Arc<AtomicBool>, Clock)>,
     races: Races,
-    /// For each stream the last collective on it, by its number among the stream's work.
-    collectives: Clock,
 }
 
 /// A platform of simulated devices.
@@ -290,22 +288,6 @@ impl Platform for Simulated {
         vec![self.turn.lock()]
     }
 
-    fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8> {
-        self.step("expose memory", true)?;
-        let DeviceState { memory, races, collectives, .. } = &mut *self.state.lock();
-        self.check_turn("memory is given to MPI")?;
-        if let Some((stream, _)) = collectives.iter().find(|(stream, number)| !races.host_knows(**stream, **number)) {
-            let text = format!("memory is given to MPI while a collective may be under way on stream {stream}");
-            return Err(race(text));
-        }
-        let span = vec![(slice.memory().address(), slice.range())];
-        let (reads, writes) = if writes { (vec![], span) } else { (span, vec![]) };
-        races.step(HOST, &reads, &writes).map_err(race)?;
-        self.counts.exposed.fetch_add(1, Ordering::Relaxed);
-        let mut memory = memory[&slice.memory().address()].write();
-        Ok(memory.bytes_mut()[slice.range()].as_mut_ptr())
-    }
-
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()> {
         let mut later = self.step("collective", false)?;
         self.check_turn("a collective is queued")?;
@@ -331,10 +313,6 @@ impl Platform for Simulated {
                     state.races.learn(stream.id(), clock);
                 }
             }
-        }
-        for stream in streams {
-            let number = state.races.number(stream.id());
-            state.collectives.insert(stream.id(), number);
         }
         let prepared =
             calls.iter().map(|call| (call.kind, call.dtype, state.bytes_of(&call.send), state.bytes_of(&call.receive)));
@@ -389,8 +367,6 @@ impl Platform for Simulated {
         for ((stream, part), link) in streams.iter().zip(parts).zip(links) {
             let span = spans(std::slice::from_ref(part));
             state.races.step(stream.id(), &span, &span).map_err(|text| race(format!("a sum over ranks: {text}")))?;
-            let number = state.races.number(stream.id());
-            state.collectives.insert(stream.id(), number);
             let bytes = state.bytes_of(std::slice::from_ref(part)).remove(0);
             state.put(stream, later.take().unwrap_or(Task::SumJoined(link, dtype, bytes)));
         }

@@ -27,17 +27,13 @@ const SPREAD: Column =
 const RATIO: Column = column("ratio", "ratio", |it, results| Some(ratio(it.ratio_to(&results.home()?))));
 
 /// The columns of a comparison of push and pull.
-const PUSH_PULL: [Column; 9] = [
+const PUSH_PULL: [Column; 8] = [
     column("time", "time", |it, _| Some(format_seconds(it.summary.median))),
     RATIO,
     SPREAD,
     MACHINES,
     column("charged", "charged for all machines", |it, results| {
         results.any_needs_more().then(|| it.row.per_machine_s(results.setup.workers).map(format_seconds))?
-    }),
-    column("/ payload", "of payload / link", |it, results| {
-        let link = results.setup.link.bytes_per_s().filter(|_| results.setup.late.is_some())?;
-        Some(ratio(it.summary.median * link / results.setup.bytes as f64))
     }),
     column("/ bound", "of the bound that the picture marks", |it, _| Some(ratio(it.record.ratio_to_bound?))),
     column("own bound", "of its own bound", |it, _| Some(ratio(it.record.ratio_to_mode_bound?))),

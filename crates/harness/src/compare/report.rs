@@ -14,7 +14,7 @@ use crate::compare::columns::{columns, ratio};
 use crate::compare::notes::notes;
 use crate::compare::published;
 use crate::compare::results::{Comparison, MeasuredRow, Row};
-use crate::compare::table::{how, order, rounds};
+use crate::compare::table::{order, rounds};
 use crate::cost;
 use crate::statistics::FEWEST_ROUNDS;
 use crate::text::{format_seconds, several};
@@ -32,13 +32,11 @@ pub(super) fn headline(results: &Comparison) -> String {
     format!("Allreduce or parameter servers? {what}{} on {}", setup.payload, several(setup.workers, "worker"))
 }
 
-/// Its place, and the late worker, in half a line.
+/// Its place, in half a line.
 pub(super) fn place(results: &Comparison) -> String {
     let setup = &results.setup;
     let rate = setup.link.bytes_per_s().map_or_else(String::new, |_| format!(", links of {}", setup.link));
-    let in_steps = setup.train.as_ref().and_then(|train| Some(train.late?.words(train.compute_s)));
-    let late = setup.late.map(|late| late.words(0.0)).or(in_steps).map_or_else(String::new, |who| format!(", {who}"));
-    format!("{}{rate}{late}", setup.place)
+    format!("{}{rate}", setup.place)
 }
 
 /// The first chart as a file of its own, for a page or a message; none if nothing was measured.
@@ -76,7 +74,7 @@ pub fn render(results: &Comparison) -> Result<String> {
             published => published_lines(results),
             train => setup.train.as_ref().map(|train| context! {
                 compute => format_seconds(train.compute_s),
-                how => how(train),
+                how => "replayed by the clock",
             }),
             training => Serde(published::TRAINING),
         },
@@ -158,10 +156,7 @@ fn charts(results: &Comparison) -> Vec<Chart> {
         });
         Chart { id, title, axis, reference, bars: bars.collect(), tick }
     };
-    let seconds = match results.setup.late {
-        Some(_) => "seconds from the late worker's arrival; bar: median",
-        None => "seconds, slowest worker; bar: median, ticks: samples",
-    };
+    let seconds = "seconds, slowest worker; bar: median, ticks: samples";
     let median = |measured: &MeasuredRow<'_>| {
         let median = measured.summary.median;
         Some((median, format_seconds(median), measured.record.seconds.clone()))

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use crate::compare::Environment;
 use crate::compare::published::{self, Training};
 use crate::cost::{self, Links};
-use crate::late::LateWorkers;
 use crate::link::LinkRate;
 use crate::record::{Record, Train};
 use crate::rounds::TrainSetup;
@@ -61,9 +60,6 @@ pub struct Setup {
     /// The table, if rows of one are pushed and pulled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sparse: Option<SparseSetup>,
-    /// The late rank, without training: an iteration's time counts from its arrival.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<LateWorkers>,
     /// The elements from which servers divide a key, of a model that is scaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bigarray_bound: Option<usize>,
@@ -303,8 +299,7 @@ impl Comparison {
     /// The published figures of a variant with so many workers, if they can be compared.
     fn published(&self, variant: &str, workers: usize) -> Option<Training> {
         let known = published::TRAINING.into_iter().find(|known| known.variant == variant);
-        let nobody_is_late = self.setup.train.as_ref().is_none_or(|train| train.late.is_none());
-        known.filter(|_| workers == published::WORKERS && nobody_is_late && self.is_comparable())
+        known.filter(|_| workers == published::WORKERS && self.is_comparable())
     }
 
     /// Computing over the bound of an allreduce, here and in the published run, if the link is known.

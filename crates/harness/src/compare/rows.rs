@@ -69,7 +69,7 @@ fn measured(
 ) -> Result<Outcome> {
     let record = merged(variant, done, setup.own_hosts, setup.links(), setup.uplink())?;
     let record = match &job.work {
-        Work::Steps { train, .. } => record.with_train(train.compute_s, train.batch, train.late),
+        Work::Steps { train, .. } => record.with_train(train.compute_s, train.batch),
         Work::Buffers(_) | Work::Keys { .. } | Work::Rows { .. } => record,
     };
     let round = |Measurement { round, place, record, stolen, .. }: &Measurement| JobSamples {

@@ -5,7 +5,6 @@ use crate::compare::notes::notes;
 use crate::compare::published;
 use crate::compare::results::{Comparison, MeasuredRow, Outcome, Row};
 use crate::cost::rows_words;
-use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
 use crate::variant::Family;
 
@@ -19,7 +18,7 @@ pub fn render(results: &Comparison) -> String {
         Some(train) => (
             vec![
                 format!("training steps of {by}"),
-                format!("computing: {} a step, {}", format_seconds(train.compute_s), how(train)),
+                format!("computing: {} a step, replayed by the clock", format_seconds(train.compute_s)),
             ],
             below_training(results),
         ),
@@ -126,13 +125,6 @@ fn below(results: &Comparison) -> Vec<String> {
         let counted = format!("{rounds} of {}", several(setup.iters, "iteration"));
         lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
     }
-    if let Some(late) = setup.late {
-        lines.push(format!("{} in every iteration; time: from its arrival.", late.words(0.0)));
-        if let Some(link) = setup.link.bytes_per_s() {
-            let least = format_seconds(setup.bytes as f64 / link);
-            lines.push(format!("/ payload: time / (payload / link). The late worker's payload alone takes {least}."));
-        }
-    }
     if let Some((record, rows)) = results.rows.iter().find_map(|row| Some((row.record()?, row.record()?.sparse?))) {
         lines.push(rows_words(&rows, setup.workers) + ".");
         if let (Some(bound), Some(link)) = (record.bound_s, setup.link.bytes_per_s()) {
@@ -181,12 +173,4 @@ fn below_training(results: &Comparison) -> Vec<String> {
             .to_owned(),
     );
     lines
-}
-
-/// The computing of a step.
-pub(super) fn how(train: &TrainSetup) -> String {
-    let how = "replayed by the clock".to_owned();
-    train.late.map_or(how.clone(), |late| {
-        format!("{how}; {}; step: by the pace of all workers together", late.words(train.compute_s))
-    })
 }

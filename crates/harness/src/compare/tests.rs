@@ -32,7 +32,6 @@ fn results() -> Comparison {
         warmup: 1,
         train: None,
         sparse: None,
-        late: None,
         bigarray_bound: None,
     };
     let modes = [
@@ -94,7 +93,7 @@ fn training() -> Comparison {
     let setup = &mut results.setup;
     setup.link = "1gbit".parse().unwrap();
     (setup.payload, setup.bytes) = ("vgg16, 32 tensors, 55.3 MB".to_owned(), 55_343_024);
-    let train = TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, batch: Some(64), late: None };
+    let train = TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, batch: Some(64) };
     setup.train = Some(train.clone());
     let variants = ["dist_sync_mpi", "dist_sync:8shared", "dist_sync:8", "dist_sync:4", "dist_sync:2"];
     let variants: Vec<Variant> = variants.map(|mode| mode.parse().unwrap()).to_vec();
@@ -199,9 +198,6 @@ fn efficiencies_by_workers_have_the_published_ones_beside_them_if_eight_are_amon
     (four.setup.workers, four.rows) = (workers, rows);
     assert_eq!(circles(&four), (0, false));
     assert!(!table::render(&four).contains("published, 8"), "{}", table::render(&four));
-    let late = TrainSetup { late: Some("3=0.25".parse().unwrap()), ..all.setup.train.clone().unwrap() };
-    let late = Comparison { setup: Setup { train: Some(late), ..all.setup.clone() }, ..all };
-    assert_eq!(circles(&late), (0, false));
 }
 
 #[test]
@@ -258,21 +254,6 @@ fn the_verdict_leads_with_the_readers_own_machines_and_then_says_what_more_would
     assert_eq!(said[0], "On your 8 machines: dist_sync_mpi, 1.87 s; dist_sync:8shared may be as fast.");
     let more = "With 8 more: dist_sync:8, 42 % less time (0.58x); charged for all 16 machines it is 1.16x, ";
     assert!(said[1].starts_with(more), "{}", said[1]);
-}
-
-#[test]
-fn times_from_a_late_workers_arrival_stand_over_what_its_payload_takes() {
-    let mut results = results();
-    assert!(!table::render(&results).contains("/ payload"));
-    results.setup.late = Some("3=2".parse().unwrap());
-    let text = table::render(&results);
-    assert!(text.contains("worker 3 late by 2.00 s in every iteration; time: from its arrival."), "{text}");
-    assert!(text.contains("The late worker's payload alone takes 1.00 s."), "{text}");
-    assert!(report::place(&results).ends_with(", links of 200mbit, worker 3 late by 2.00 s"));
-    // 1.87 s of a payload that takes a second.
-    let row = text.lines().find(|line| line.starts_with("dist_sync_mpi ")).unwrap();
-    assert_eq!(row.matches("1.87x").count(), 1, "{row}");
-    assert!(report::picture(&results).unwrap().unwrap().contains("seconds from the late worker"));
 }
 
 #[test]

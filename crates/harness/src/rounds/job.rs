@@ -4,7 +4,6 @@ use ringpull_workload::models::ModelKey;
 use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
 
-use crate::late::LateWorkers;
 use crate::layers::Network;
 use crate::size::format_payload;
 use crate::text::several;
@@ -28,8 +27,6 @@ pub enum Work {
         keys: Vec<ModelKey>,
         /// The arguments of `ringpull bench` that name them, such as `--sizes 25000000`.
         named: Vec<String>,
-        /// Who comes late to every iteration.
-        late: Option<LateWorkers>,
     },
     /// Push and pull of rows of a table.
     Rows { table: SparseSetup, named: Vec<String> },
@@ -45,9 +42,6 @@ pub struct TrainSetup {
     pub compute_s: f64,
     /// Images of one host in a step.
     pub batch: Option<usize>,
-    /// Who begins steps late.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<LateWorkers>,
 }
 
 impl Job {

@@ -77,7 +77,6 @@ pub fn words(peer: Peer, job: &Job) -> Result<Vec<OsString>> {
             words.push(format!("--layers={}", layers.collect::<Vec<_>>().join(",")));
             words.push(format!("--compute={}", train.compute_s));
             words.extend(train.batch.map(|batch| format!("--batch={batch}")));
-            words.extend(train.late.map(|late| format!("--late={late}")));
         }
     }
     Ok(std::iter::once(python.into_os_string()).chain(words.into_iter().map(OsString::from)).collect())

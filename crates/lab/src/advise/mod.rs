@@ -1,10 +1,8 @@
 //! Which mode is worth its hosts: steps of training, predicted for numbers of hosts that nobody has to try.
 //!
 //! [`predict`] gives a step in one mode to the simulation. An [`Advice`] has the rows of all modes and
-//! numbers of hosts; `verdict` says which wins. [`check`] measures some of them on emulated hosts. All but
-//! that is pure.
+//! numbers of hosts; `verdict` says which wins. All is pure.
 
-pub mod check;
 pub mod predict;
 pub mod table;
 pub mod verdict;
@@ -110,9 +108,6 @@ pub struct Advice {
     pub rows: Vec<PredictedRow>,
     pub assumptions: Vec<String>,
     pub verdict: Vec<String>,
-    /// A measurement beside its prediction.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub check: Option<check::Checked>,
 }
 
 /// The rows of all choices for all numbers of hosts, each mode once for a number. A choice that is `named` is
@@ -194,8 +189,8 @@ fn is_at_best(mode: Mode, workers: usize) -> bool {
     matches!(mode, Mode::Servers { .. }) && workers > MOST_WORKERS_OF_SERVERS
 }
 
-/// The assumptions of every row. `shares` says what a layer's share of the computing is.
-pub fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
+/// The assumptions of every row.
+pub fn assumptions(setting: &Setting, link: &str, rows: &[PredictedRow]) -> Vec<String> {
     let words = ringpull_harness::text::format_seconds;
     let mut all = vec![
         format!(
@@ -206,7 +201,7 @@ pub fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[Predicte
         "Switches: they hold what has to wait, lose nothing and carry all links at full rate. One worker a host."
             .to_owned(),
         format!(
-            "Computing: {} a step on each host, two thirds of it backward; a layer's share is {shares}.",
+            "Computing: {} a step on each host, two thirds of it backward; a layer's share is that of its FLOPs.",
             words(setting.compute_s)
         ),
         format!(

@@ -1,6 +1,5 @@
 //! The advice for a terminal, and as a chart.
 
-use crate::advise::check::Checked;
 use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow};
 use ringpull_harness::charts::{self, Curve, Curves};
 use ringpull_harness::text::{format_seconds, grid};
@@ -26,9 +25,6 @@ pub fn render(advice: &Advice, choices: &[Choice]) -> String {
     }
     lines.push(String::new());
     lines.extend(advice.verdict.iter().cloned());
-    if let Some(check) = &advice.check {
-        lines.extend([String::new(), checked(check)]);
-    }
     lines.join("\n") + "\n"
 }
 
@@ -69,17 +65,6 @@ fn by_hosts(advice: &Advice, choices: &[Choice], title: &str, cell: impl Fn(&Pre
     grid(head, rows.collect(), 1)
 }
 
-/// The measurement, beside its prediction.
-fn checked(check: &Checked) -> String {
-    let head = ["hosts", "mode", "predicted", "measured", "error"];
-    let rows = check.rows.iter().map(|row| {
-        let measured = row.measured_s.map_or_else(|| "failed".to_owned(), format_seconds);
-        let error = row.error.map_or_else(String::new, |error| format!("{:+.1} %", 100.0 * error));
-        vec![row.hosts.to_string(), row.mode.clone(), format_seconds(row.predicted_s), measured, error]
-    });
-    format!("{}\n\n{}\n\n{}", check.words, grid(head, rows.collect(), 2), check.outcome())
-}
-
 /// Efficiency over the number of hosts.
 pub fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
     let curve = |choice: &Choice| {
@@ -108,7 +93,6 @@ pub fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::advise::check::CheckedRow;
     use crate::advise::predict::Setting;
     use crate::advise::{assumptions, rows};
     use ringpull_harness::layers;
@@ -119,8 +103,8 @@ mod tests {
         let setting = Setting { network, compute_s: 0.02, link_bytes_per_s, own: Vec::new(), latency_s };
         let rows = rows(&setting, (&Choice::all(), false), hosts).unwrap();
         let (model, link, verdict) = ("m".to_owned(), "10gbit".to_owned(), vec!["it wins".to_owned()]);
-        let assumptions = assumptions(&setting, &link, "its share of the FLOPs", &rows);
-        Advice { model, compute_s: 0.02, link, latency_s: 50e-6, rows, assumptions, verdict, check: None }
+        let assumptions = assumptions(&setting, &link, &rows);
+        Advice { model, compute_s: 0.02, link, latency_s: 50e-6, rows, assumptions, verdict }
     }
 
     #[test]
@@ -160,22 +144,6 @@ mod tests {
         assert!(!cells(&many.0, "dist_sync_mpi").concat().contains(['<', '>']), "{}", many.0);
         assert!(many.0.contains("- At best (< and >): ") && many.1.contains("at best"), "{} {}", many.0, many.1);
         assert!(!few.0.contains(['<', '>']) && !few.1.contains("at best"), "{} {}", few.0, few.1);
-    }
-
-    #[test]
-    fn what_was_measured_stands_beside_its_prediction() {
-        let row = |predicted_s: f64, measured_s: Option<f64>| CheckedRow {
-            hosts: 2,
-            mode: "dist_sync_mpi".to_owned(),
-            predicted_s,
-            measured_s,
-            error: measured_s.map(|measured| predicted_s / measured - 1.0),
-        };
-        let rows = vec![row(1.05, Some(1.0)), row(0.8, Some(1.0)), row(1.0, None)];
-        let text = checked(&Checked { words: "check".to_owned(), rows });
-        for part in ["+5.0 %", "-20.0 %", "failed", "1 of 3 predictions are within 10 %"] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
     }
 
     #[test]

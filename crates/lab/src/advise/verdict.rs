@@ -135,7 +135,7 @@ mod tests {
     fn of(rows: Vec<PredictedRow>) -> Vec<String> {
         let (model, link) = ("m".to_owned(), "1gbit".to_owned());
         let (assumptions, verdict) = (Vec::new(), Vec::new());
-        sentences(&Advice { model, compute_s: 1.0, link, latency_s: 0.0, rows, assumptions, verdict, check: None })
+        sentences(&Advice { model, compute_s: 1.0, link, latency_s: 0.0, rows, assumptions, verdict })
     }
 
     #[test]

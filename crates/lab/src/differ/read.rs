@@ -125,8 +125,8 @@ impl WorkerRecording {
                     ));
                 }
                 RecordedLine::Store { workers: all, .. } => workers = all,
-                RecordedLine::Init { key, dtype, .. } => found.keys.push((key, dtype)),
-                RecordedLine::Push { key, update, hash: Some(hash), .. } => {
+                RecordedLine::Init { key, dtype } => found.keys.push((key, dtype)),
+                RecordedLine::Push { key, update, hash } => {
                     found.gradients.insert(GradientId { update, key }, SeenGradient { hash, line });
                 }
                 RecordedLine::Value { key, update, ids, hash, offset, len } => {
@@ -134,7 +134,6 @@ impl WorkerRecording {
                     found.values.entry(ValueId { update, key, ids }).or_insert(seen);
                 }
                 RecordedLine::Updates => found.store_updates = true,
-                RecordedLine::Push { .. } | RecordedLine::Pull { .. } => {}
             }
         }
         Ok((found, workers))

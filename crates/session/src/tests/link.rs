@@ -281,7 +281,7 @@ mod unit_tests {
     }
 
     #[test]
-    #[ignore = "takes minutes: scripts/explore"]
+    #[ignore = "takes minutes: scripts/long explore"]
     fn from_every_state_of_a_longer_link_every_frame_arrives_once_and_in_order() {
         let (states, complete) = explore([3, 2], 3);
         println!("{states} states, {complete} of them complete");

@@ -401,7 +401,7 @@ fn divided_sums_wait_for_nothing_but_earlier_sums_of_their_keys() {
 }
 
 #[test]
-#[ignore = "takes minutes: scripts/explore"]
+#[ignore = "takes minutes: scripts/long explore"]
 fn larger_divided() {
     let (split, meet) = (Do::Split(3), Do::Meet(3, 1));
     explore_choices(2, &[], &[50], &[push(50), split, Do::Wait], 2, 1);
@@ -413,26 +413,26 @@ fn larger_divided() {
 }
 
 #[test]
-#[ignore = "takes minutes: scripts/explore"]
+#[ignore = "takes minutes: scripts/long explore"]
 fn larger_two_ranks() {
     explore_choices(2, &[], &[1, 2], &[push(1), push(2), push(3), Do::Wait], 2, 0);
     explore_choices(2, &[], &[1, 2], &[push(1), push(2), alone(0), Do::Wait], 3, 0);
 }
 
 #[test]
-#[ignore = "takes minutes: scripts/explore"]
+#[ignore = "takes minutes: scripts/long explore"]
 fn larger_two_impatient_ranks() {
     explore_choices(2, &[], &[1, 2], &[push(1), push(2), push(3), Do::Wait], 2, 1);
 }
 
 #[test]
-#[ignore = "takes minutes: scripts/explore"]
+#[ignore = "takes minutes: scripts/long explore"]
 fn larger_three_ranks() {
     explore_choices(3, &[], &[1, 2], &[push(1), push(2), push(3)], 1, 0);
 }
 
 #[test]
-#[ignore = "takes minutes: scripts/explore"]
+#[ignore = "takes minutes: scripts/long explore"]
 fn larger_programs() {
     explore_one("steady", &vec![steps(4, &[1, 2, 3]); 3], 0, Expect::Steady);
     explore_one("changes", &changes(3), 0, Expect::One);

@@ -1,13 +1,10 @@
-//! `ringpull bench train`, `compare --train` and `timeline`, as a user runs them; a benchmark that is
-//! interrupted.
+//! `bench train` and `compare`, as a user runs them.
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use ringpull_processes::{Processes, has_mpi};
@@ -24,12 +21,7 @@ fn model(folder: &Path) -> String {
 }
 
 fn bench<'a>(model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    bench_of("3", model, more)
-}
-
-/// A benchmark of so many steps.
-fn bench_of<'a>(steps: &'a str, model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let words = ["bench", "train", "--model", model, "--compute", "0.02", "--batch", "8", "--iters", steps];
+    let words = ["bench", "train", "--model", model, "--compute", "0.02", "--batch", "8", "--iters", "3"];
     [&words[..], &["--warmup", "1", "--format", "json"], more].concat()
 }
 
@@ -134,51 +126,6 @@ fn ranks_replay_a_model_and_their_timelines_account_for_its_steps() {
 }
 
 #[test]
-fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() {
-    let folder = tempfile::tempdir().unwrap();
-    let (model, recording) = (model(folder.path()), folder.path().join("run"));
-    let mut record = Command::new(BINARY);
-    record.args(["launch", "-n", "2", "-s", "1", "--env"]).arg(format!("RINGPULL_RECORD={}", recording.display()));
-    record.arg("--").arg(BINARY).args(bench_of("15", &model, &["--kv-store", "dist_sync"]));
-    output(&mut record);
-    for (kind, workers, servers) in [("dist_sync", "2", "1"), ("dist_async", "3", "1"), ("local", "1", "0")] {
-        let mut replay = Command::new(BINARY);
-        replay
-            .args(["launch", "--no-tag", "-n", workers, "-s", servers, "--", BINARY, "bench", "replay"])
-            .arg(&recording);
-        let text = output(replay.args(["--kv-store", kind, "--format", "json"]));
-        let replayed: Value = serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause}: {text}"));
-        let of = |job: &str, field: &str| replayed[job][field].clone();
-        assert_eq!((of("recorded", "mode"), of("recorded", "ranks")), ("dist_sync".into(), 2.into()));
-        assert_eq!((of("replayed", "mode"), of("replayed", "ranks").to_string()), (kind.into(), workers.to_owned()));
-        assert_eq!((&replayed["keys"], &replayed["verified"]), (&4.into(), &true.into()));
-        assert_eq!(replayed["bytes"], 4 * (144 + 16 + 20_000 + 1000));
-        for job in ["recorded", "replayed"] {
-            let [step_s, compute_s, exposed_s] =
-                ["step_s", "compute_s", "exposed_s"].map(|field| of(job, field).as_f64().unwrap());
-            // What the job computed by the clock, and no more than its step. Both are medians, of different
-            // steps on a busy machine. A step that begins late there is shorter, since a device by the clock
-            // is never late. Of many steps fewer than half begin late.
-            assert!(compute_s > 0.01 && step_s >= 0.9 * compute_s, "{text}");
-            assert!(((step_s - compute_s).max(0.0) - exposed_s).abs() < 1e-9, "{text}");
-        }
-    }
-    let mut advise = Command::new(BINARY);
-    advise.args(["advise", "--link", "200mbit", "--hosts", "1,8", "--modes", "dist_sync_mpi", "--format", "json"]);
-    let text = output(advise.arg("--recorded").arg(&recording));
-    let advice: Value = serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause}: {text}"));
-    assert!(advice["model"].as_str().unwrap().contains("2 workers by dist_sync"), "{text}");
-    let [one, eight] = [0, 1].map(|row| advice["rows"][row]["step_s"].as_f64().unwrap());
-    let compute_s = advice["compute_s"].as_f64().unwrap();
-    // What the job computed by the clock; 8 hosts move 2 x 7/8 x 84,640 bytes besides, 6 ms at 200 Mbit/s.
-    assert!(compute_s > 0.01 && (one - compute_s).abs() < 1e-3 && eight < compute_s + 0.02, "{text}");
-    let mut replay = Command::new(BINARY);
-    let none = replay.args(["bench", "replay", "--kv-store", "local"]).arg(folder.path()).output().unwrap();
-    let said = String::from_utf8_lossy(&none.stderr);
-    assert!(none.status.code() == Some(1) && said.contains("RINGPULL_RECORD"), "{said}");
-}
-
-#[test]
 fn workers_with_servers_replay_a_model_too() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(folder.path());
@@ -273,19 +220,4 @@ fn an_impossible_comparison_is_an_error_with_a_hint() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(hint), "{said}");
     }
-}
-
-#[test]
-fn an_interrupted_benchmark_prints_what_it_has_measured() {
-    let mut command = Command::new(BINARY);
-    command.args(["bench", "pushpull", "--kv-store", "local", "--sizes", "4,100MB", "--iters", "5000"]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.contains("payload 2 of 2")));
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(130), "{printed}");
-    assert!(printed.contains(" 4 B ") && !printed.contains("100 MB"), "{printed}");
-    assert!(lines.any(|line| line.contains("interrupted by signal 2")));
 }

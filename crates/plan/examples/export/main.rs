@@ -7,12 +7,15 @@
 //! The words are the format, the ranks, the payload in bytes, the plan's name or auto, and the rate of a link
 //! in bits a second, by which auto and the length of segments go.
 
+mod formats;
+
 use std::process::ExitCode;
 
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType};
-use ringpull_plan::export::{goal, smpi};
 use ringpull_plan::{Model, Schedule, Segments, allreduce, choose, predict};
+
+use formats::{goal, smpi};
 
 /// The part of a link's rate that TCP carries.
 const GOODPUT: f64 = 0.956;

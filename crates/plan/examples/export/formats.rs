@@ -4,31 +4,29 @@
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
-
-use crate::schedule::{Action, Schedule};
+use ringpull_plan::{Action, Message, Schedule};
 
 /// A message as one of its two ranks sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ExportedMessage {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ExportedMessage {
     /// `send`, `reduce` or `copy`: the last two receive.
-    pub action: &'static str,
+    pub(crate) action: &'static str,
     /// The rank at the other end.
-    pub peer: usize,
+    pub(crate) peer: usize,
     /// Its place among the messages to, or from, that peer: both ends have the same.
-    pub tag: usize,
+    pub(crate) tag: usize,
     /// The position of its bytes in the buffer.
-    pub start: usize,
+    pub(crate) start: usize,
     /// The number of its bytes.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// The messages of this rank, by their places in its list, that must be done first.
-    pub after: Vec<usize>,
+    pub(crate) after: Vec<usize>,
 }
 
 /// The messages of a schedule, in program order.
-pub fn messages(schedule: &Schedule) -> Vec<ExportedMessage> {
+pub(crate) fn messages(schedule: &Schedule) -> Vec<ExportedMessage> {
     let mut tags = [vec![0; schedule.out.len()], vec![0; schedule.into.len()]];
-    let of = |message: &crate::Message| {
+    let of = |message: &Message| {
         let (action, lanes, tags) = match message.action {
             Action::Send => ("send", &schedule.out, &mut tags[0]),
             Action::Reduce => ("reduce", &schedule.into, &mut tags[1]),
@@ -49,7 +47,7 @@ pub fn messages(schedule: &Schedule) -> Vec<ExportedMessage> {
 }
 
 /// The block of one rank in GOAL. A file is `num_ranks N` and the blocks of all ranks.
-pub fn goal(rank: usize, schedule: &Schedule) -> String {
+pub(crate) fn goal(rank: usize, schedule: &Schedule) -> String {
     let mut text = format!("rank {rank} {{\n");
     let all = messages(schedule);
     let wrote = "a string takes all that is written";
@@ -70,7 +68,7 @@ pub fn goal(rank: usize, schedule: &Schedule) -> String {
 /// trace has one order for each rank and no dependencies, so a message is posted, in program order, once
 /// those that it needs have been waited for; what is still under way at the end is waited for then. The cost
 /// of adding is not in it.
-pub fn smpi(rank: usize, schedule: &Schedule) -> String {
+pub(crate) fn smpi(rank: usize, schedule: &Schedule) -> String {
     let all = messages(schedule);
     let is_send = |message: &ExportedMessage| message.action == "send";
     let wait = |message: &ExportedMessage| {
@@ -100,9 +98,9 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use ringpull_base::DType;
+    use ringpull_plan::{Algorithm, allreduce};
 
     use super::*;
-    use crate::{Algorithm, allreduce};
 
     fn schedule(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> Schedule {
         Schedule::of(&allreduce(algorithm, rank, size, len), DType::F32, 64)
