@@ -4,7 +4,7 @@
 //! To wake up takes a good part of a short operation. So a thread first looks again and again, and gives its
 //! core away between two looks. This pays only while there are cores to spare. Beside a thread that computes,
 //! a core that is given away comes back milliseconds later, while a thread that sleeps gets one soon after it
-//! is woken: the scheduler owes it time. A core that comes back late shows this. Then all threads of the
+//! is woken: the scheduler owes it time. Two cores that come back late show this. Then all threads of the
 //! process sleep at once when they wait, for a time that doubles each time the next try is late too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,44 +13,50 @@ use std::time::{Duration, Instant};
 use crate::waits::since_start_ns;
 
 /// A core that was given away for as long was taken by a thread that computes. Ranks that share a core and
-/// give it to each other have it back sooner.
-const LATE: Duration = Duration::from_micros(500);
+/// give it to each other have it back sooner, but for a few times in a second.
+const LATE: Duration = Duration::from_micros(1500);
+/// So a second core must come back late within this time. Beside a thread that computes every other does.
+const AGAIN: Duration = Duration::from_millis(50);
 /// The times for which the cores then count as busy.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(1);
 
 static CORES: Cores = Cores::new();
 
-/// The knowledge of a process about the cores that it runs on.
+/// The knowledge of a process about the cores that it runs on. Times are nanoseconds of the process.
 struct Cores {
-    /// The time until which they count as busy, in nanoseconds of the process.
-    busy_until_ns: AtomicU64,
+    /// The time until which they count as busy.
+    busy_until: AtomicU64,
     /// The time for which they have counted as busy since somebody last looked.
-    pause_ns: AtomicU64,
+    pause: AtomicU64,
+    /// The time at which a core last came back late.
+    late_at: AtomicU64,
 }
 
 impl Cores {
     const fn new() -> Self {
-        Cores { busy_until_ns: AtomicU64::new(0), pause_ns: AtomicU64::new(0) }
+        Cores { busy_until: AtomicU64::new(0), pause: AtomicU64::new(0), late_at: AtomicU64::new(0) }
     }
 
     fn are_busy(&self, now_ns: u64) -> bool {
-        now_ns < self.busy_until_ns.load(Ordering::Relaxed)
+        now_ns < self.busy_until.load(Ordering::Relaxed)
     }
 
     /// Records that a core came back late. Threads that do so at once need not agree: each value is a valid
     /// one.
     fn record_late(&self, now_ns: u64) {
-        let (until_ns, pause_ns) = (self.busy_until_ns.load(Ordering::Relaxed), self.pause_ns.load(Ordering::Relaxed));
-        if now_ns < until_ns {
-            // Another thread has seen it too.
+        let (until_ns, pause_ns) = (self.busy_until.load(Ordering::Relaxed), self.pause.load(Ordering::Relaxed));
+        let before_ns = self.late_at.swap(now_ns, Ordering::Relaxed);
+        let is_second = before_ns > 0 && now_ns.saturating_sub(before_ns) < AGAIN.as_nanos() as u64;
+        if now_ns < until_ns || !is_second {
+            // Another thread has seen it too, or nobody has yet.
             return;
         }
         let is_again = now_ns - until_ns < 2 * pause_ns;
         let longer_ns = if is_again { 2 * pause_ns } else { 0 };
         let pause_ns = longer_ns.clamp(SHORTEST.as_nanos() as u64, LONGEST.as_nanos() as u64);
-        self.pause_ns.store(pause_ns, Ordering::Relaxed);
-        self.busy_until_ns.store(now_ns + pause_ns, Ordering::Relaxed);
+        self.pause.store(pause_ns, Ordering::Relaxed);
+        self.busy_until.store(now_ns + pause_ns, Ordering::Relaxed);
     }
 }
 
@@ -98,20 +104,22 @@ mod tests {
         let mut now_ns = 5 * long_ns;
         let mut pauses_ns = Vec::new();
         for _ in 0..10 {
+            cores.record_late(now_ns - 1);
             assert!(!cores.are_busy(now_ns));
             cores.record_late(now_ns);
-            let until_ns = cores.busy_until_ns.load(Ordering::Relaxed);
+            let until_ns = cores.busy_until.load(Ordering::Relaxed);
             pauses_ns.push(until_ns - now_ns);
             assert!(cores.are_busy(now_ns) && cores.are_busy(until_ns - 1));
             // A second thread that was late at the same time.
-            cores.record_late(until_ns - 1);
-            assert_eq!(cores.busy_until_ns.load(Ordering::Relaxed), until_ns);
+            cores.record_late(now_ns + 1);
+            assert_eq!(cores.busy_until.load(Ordering::Relaxed), until_ns);
             now_ns = until_ns + short_ns / 2;
         }
         assert_eq!((pauses_ns[0], pauses_ns[1], pauses_ns[9]), (short_ns, 2 * short_ns, long_ns));
         now_ns += 3 * long_ns;
+        cores.record_late(now_ns - 1);
         cores.record_late(now_ns);
-        assert_eq!(cores.busy_until_ns.load(Ordering::Relaxed), now_ns + short_ns);
+        assert_eq!(cores.busy_until.load(Ordering::Relaxed), now_ns + short_ns);
     }
 
     #[test]

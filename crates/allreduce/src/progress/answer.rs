@@ -66,7 +66,7 @@ impl<T> Answer<T> {
     /// ever.
     pub(super) fn within(&self, limit: Option<Duration>) -> Outcome<T> {
         /// A short job may be done sooner than this thread would sleep.
-        const MOMENT: Duration = Duration::from_micros(10);
+        const MOMENT: Duration = Duration::from_micros(100);
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut awake = Awake::new(limit.unwrap_or(MOMENT).min(MOMENT));
         while !self.is_over() && awake.is_awake() {}

@@ -171,12 +171,15 @@ impl CommThread<'_> {
     /// Returns the next command, while no operation is under way. A caller that waited for the last operation
     /// may have one soon, and a sleep would delay it.
     fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
-        const LINGER: Duration = Duration::from_micros(50);
+        const LINGER: Duration = Duration::from_micros(100);
         const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
         let mut awake = Awake::new(if lingers { LINGER } else { Duration::ZERO });
-        while awake.is_awake() {
+        loop {
             if let Ok(command) = inbox.try_recv() {
                 return Ok(command);
+            }
+            if !awake.is_awake() {
+                break;
             }
         }
         let mut nap = NAPS.0;
