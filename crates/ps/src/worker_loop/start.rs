@@ -208,7 +208,7 @@ mod tests {
             let bell = Bell::default();
             let bound = Bound::to(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), None).unwrap();
             let server = register(Role::Server, &bell, bound.port());
-            let (name, admits) = ("the server".to_owned(), Box::new(|_: &[u8]| true));
+            let (name, admits) = ("server 0".to_owned(), Box::new(|_: &[u8]| true));
             let listener = bound.open(Door { name, secret: None, admits, most: 2, settings: socket::SERVER }, &bell);
             let played = Played { listener: listener.unwrap(), bell };
             let (worker, other) = (worker.join().unwrap(), other.join().unwrap());
