@@ -25,7 +25,7 @@ pub(super) struct DeviceSlot {
 pub(super) struct SlotMemory {
     /// The value, a part on each device.
     pub(super) value: Vec<Slice>,
-    /// The sum of the last push, or a value that it took the place of.
+    /// The sum of the last push, or a value that it replaced.
     pub(super) sum: Vec<Slice>,
     pub(super) scratch: SumScratch,
     /// The residuals of gradients encoded on the devices.

@@ -1,8 +1,8 @@
 //! Strategic merge: an object is changed by another one that has only the fields to change.
 //!
 //! Objects are merged field by field, and null removes a field. A list is merged element by element if its
-//! elements have a key (containers by their name, mounts by their path), else it is replaced. An element or
-//! an object with `$patch: delete` is removed, with `$patch: replace` it replaces.
+//! elements have a key (containers by their name, mounts by their path), else it is replaced. `$patch:
+//! delete` removes an element or an object, and `$patch: replace` replaces it whole.
 
 use serde_json::Value;
 

@@ -67,7 +67,7 @@ pub struct Schedule {
     pub out: Vec<Lane>,
     /// As `out`, for received messages.
     pub into: Vec<Lane>,
-    /// For each message, how many earlier ones must finish before it may: itself counts as one.
+    /// For each message, one more than the number of earlier messages that must finish before it.
     pub pending: Vec<u32>,
     dependents: Vec<u32>,
 }

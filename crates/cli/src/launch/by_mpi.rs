@@ -55,8 +55,9 @@ impl MpiJob {
         Ok(MpiJob { parts, workers: spec.workers, control, _port: port })
     }
 
-    /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are. `must_end` gets each rank that has ended, with its exit code, and says how long
-    /// the job may then run, if it has to end: `mpirun` itself sees to that unless the ranks survive losses.
+    /// Runs `mpirun` to its end and returns its exit code. Its ranks are on `hosts`. `must_end` gets each
+    /// rank that has ended, with its exit code, and says how long the job may then run, if it has to end:
+    /// `mpirun` itself sees to that unless the ranks survive losses.
     pub(super) fn run(
         self,
         mut ready: MpiCommand,

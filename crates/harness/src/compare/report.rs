@@ -267,8 +267,8 @@ fn lines(results: &Comparison) -> Vec<Value> {
     results.sorted_rows().into_iter().map(line).collect()
 }
 
-/// The published rows, each with ours with as many servers on the workers' hosts. Columns that would have no
-/// figure are left out.
+/// The published rows, each beside our row with the same number of servers on the workers' hosts. Columns
+/// that would have no figure are left out.
 fn published_lines(results: &Comparison) -> Value {
     let factor = |variant: &str| results.row(variant).and_then(|row| row.record()?.ratio_to_bound).map(ratio);
     let lines = published::PUSH_PULL.map(|row| {

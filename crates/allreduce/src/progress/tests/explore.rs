@@ -3,7 +3,7 @@
 //!
 //! The code that runs is the ranks' own (`agreement`, `calls`, `freezing`, `frozen`). The links keep the
 //! order of messages and delay each for any time. A link that breaks and is made again is such a delay;
-//! `transport::wire::link` explores by itself that no frame is lost or doubled by it. Ranks may end, or join,
+//! `session/src/tests/link.rs` shows that no frame is lost or doubled by it. Ranks may end, or join,
 //! or run out of patience.
 //!
 //! In every state: all ranks have the same operation under one number, and no rank begins a call twice, or

@@ -66,8 +66,7 @@ impl Lost {
         }
     }
 
-    /// Takes the end of a rank by its name, which the launcher knows from that rank's side, with its exit
-    /// code.
+    /// Records that a rank has ended, by its name and exit code, as its wrapper has told the launcher.
     pub(super) fn end(&mut self, name: &str, code: Option<i32>) {
         let Some(rank) = name.strip_prefix("rank ").and_then(number) else { return };
         match code.filter(|code| !is_of_signal(*code)) {
