@@ -47,7 +47,9 @@ impl Cores {
     fn record_late(&self, now_ns: u64) {
         let (until_ns, pause_ns) = (self.busy_until.load(Ordering::Relaxed), self.pause.load(Ordering::Relaxed));
         let before_ns = self.late_at.swap(now_ns, Ordering::Relaxed);
-        let is_second = before_ns > 0 && now_ns.saturating_sub(before_ns) < AGAIN.as_nanos() as u64;
+        // Two threads that were late at one time have met one and the same pause.
+        let again_ns = LATE.as_nanos() as u64..AGAIN.as_nanos() as u64;
+        let is_second = before_ns > 0 && again_ns.contains(&now_ns.saturating_sub(before_ns));
         if now_ns < until_ns || !is_second {
             // Another thread has seen it too, or nobody has yet.
             return;
@@ -104,7 +106,7 @@ mod tests {
         let mut now_ns = 5 * long_ns;
         let mut pauses_ns = Vec::new();
         for _ in 0..10 {
-            cores.record_late(now_ns - 1);
+            cores.record_late(now_ns - LATE.as_nanos() as u64);
             assert!(!cores.are_busy(now_ns));
             cores.record_late(now_ns);
             let until_ns = cores.busy_until.load(Ordering::Relaxed);
@@ -117,7 +119,7 @@ mod tests {
         }
         assert_eq!((pauses_ns[0], pauses_ns[1], pauses_ns[9]), (short_ns, 2 * short_ns, long_ns));
         now_ns += 3 * long_ns;
-        cores.record_late(now_ns - 1);
+        cores.record_late(now_ns - LATE.as_nanos() as u64);
         cores.record_late(now_ns);
         assert_eq!(cores.busy_until.load(Ordering::Relaxed), now_ns + short_ns);
     }

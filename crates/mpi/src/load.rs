@@ -18,7 +18,7 @@ use crate::table::Api;
 include!(concat!(env!("OUT_DIR"), "/plugins.rs"));
 
 /// The version of the table that this code calls.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 static API: Mutex<Option<&'static Api>> = Mutex::new(None);
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();

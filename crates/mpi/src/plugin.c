@@ -205,7 +205,7 @@ const struct {
   int (*ack_failed)(comm, int, int *);
   int (*agree)(comm, int *);
 } ringpull_mpi = {
-  1, sizeof(MPI_Request), sizeof(MPI_Status), "ringpull-plugin-" TEXT(INTERFACE),
+  2, sizeof(MPI_Request), sizeof(MPI_Status), "ringpull-plugin-" TEXT(INTERFACE),
   MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE,
   MPI_Get_library_version, MPI_Error_string, MPI_Initialized, MPI_Finalized, MPI_Finalize, MPI_Query_thread,
   init_thread, world, self, set_errors_return, comm_rank, comm_size, comm_split, comm_split_hosts, comm_free, probe,

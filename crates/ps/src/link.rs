@@ -184,8 +184,9 @@ impl Link {
         (silent > self.limit).then(|| format!("no heartbeat for {:.1} s", silent.as_secs_f64()))
     }
 
-    /// An error if the scheduler does not take this node for one of its job.
-    fn refusal(&mut self) -> Result<()> {
+    /// Returns an error if the scheduler does not take this node for one of its job, or the thread of the
+    /// connection has failed.
+    pub(crate) fn refusal(&mut self) -> Result<()> {
         self.look();
         self.refused.take().map_or(Ok(()), Err)
     }

@@ -104,6 +104,9 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             break ended;
         }
         link.beat(moved.received_bytes)?;
+        if let Err(error) = link.refusal() {
+            break Err(error);
+        }
         if let Some(cause) = link.loss() {
             break Err(link.lost(&cause));
         }

@@ -167,7 +167,7 @@ impl Deref for Connection {
 pub(crate) fn close(endpoint: Endpoint, limit: Duration) {
     let lost = endpoint.close(limit);
     if lost > 0 && !limit.is_zero() {
-        tracing::warn!("{lost} messages of the end of the job were not confirmed in {limit:?}");
+        tracing::warn!("{lost} messages of the end of the job were not confirmed");
     }
 }
 

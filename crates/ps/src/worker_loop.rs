@@ -292,6 +292,7 @@ impl WorkerLoop {
             }
         }
         self.link.beat(self.shared.sent.load(Ordering::Relaxed) + self.shared.received.load(Ordering::Relaxed))?;
+        self.link.refusal()?;
         if let Some(cause) = self.link.loss() {
             return Err(self.seen(self.link.lost(&cause)));
         }

@@ -167,12 +167,13 @@ impl Endpoint {
         self.shared.sessions.lock().values().for_each(|session| session.begin_close());
         self.shared.waker.wake();
         self.ended.get_mut().recv_timeout(limit).ok();
-        self.shared.is_over.store(true, Ordering::SeqCst);
+        // The thread forgets the sessions once it knows that this is over.
         let mut lost = 0;
         self.shared.sessions.lock().values().for_each(|session| {
             lost += session.kept();
             session.end();
         });
+        self.shared.is_over.store(true, Ordering::SeqCst);
         self.shared.waker.wake();
         if !self.may_block {
             self.ended.get_mut().recv().ok();
@@ -267,7 +268,9 @@ impl Driver {
         if has_failed {
             let thread = format!("the thread of the connections of {}", self.shared.name);
             for peer in peers.values() {
-                self.sink.event(&peer.session, Event::Gone(format!("{thread} has ended")));
+                let gone = Event::Gone(format!("{thread} has ended"));
+                // The sink may be what has failed.
+                drop(catch_unwind(AssertUnwindSafe(|| self.sink.event(&peer.session, gone))));
             }
             self.sink.failed(Error::ThreadEnded { thread, rank: None });
         }
@@ -391,6 +394,10 @@ impl Driver {
             None if self.acceptor.is_some() && peer.session.is_closing() && peer.session.kept() == 0 => {
                 self.finish(name, gone());
             }
+            None if self.acceptor.is_some() && peer.session.is_closing() && peer.due.is_none() => {
+                // It comes again within this time, or not at all: this end closes.
+                peer.due = Some(Instant::now() + peer.session.settings.resume);
+            }
             None if peer.due.is_none_or(|due| due > Instant::now()) => {}
             None if peer.port.is_some() => {
                 peer.due = Some(Instant::now() + LOOK);
@@ -485,7 +492,8 @@ impl Driver {
     /// Gives a process its session, and its first connection or another.
     fn admit(&mut self, arrival: ProvedConnection) {
         let ProvedConnection { stream, from, proved } = arrival;
-        if self.shared.is_closing.load(Ordering::SeqCst) && !self.peers.contains_key(&proved.hello.identity) {
+        let is_new = !proved.resumption.goes_on && !self.peers.contains_key(&proved.hello.identity);
+        if is_new && self.shared.is_closing.load(Ordering::SeqCst) {
             return reset(&stream);
         }
         let verdict = self.judge(&proved, from);

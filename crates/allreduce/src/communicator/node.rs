@@ -200,12 +200,15 @@ impl Node {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         let block = |parts: &Parts, at: usize| parts.range(at..at + 1);
         self.moved_bytes += input.len() as u64;
-        // The lengths of the blocks, which all ranks get to know, and a short input itself.
-        let lens_bytes = local_size * size_of::<u64>();
+        // The lengths of the blocks of `input` and of `out`, which all ranks get to know, and a short input
+        // itself.
+        let lens_bytes = 2 * local_size * size_of::<u64>();
+        assert!(lens_bytes <= SHORT_BYTES, "{local_size} local ranks have no room for the lengths of their blocks");
         let is_short = |parts: &Parts| parts.len() + lens_bytes <= SHORT_BYTES;
         self.begin(0, limits.stamp);
         let turn = self.turn;
-        let own: Vec<u64> = (0..local_size).map(|to| block(given, to).len() as u64).collect();
+        let own = [given, taken].into_iter().flat_map(|parts| (0..local_size).map(|at| block(parts, at).len() as u64));
+        let own: Vec<u64> = own.collect();
         let slot = self.window.short_slot(turn, local_rank);
         // SAFETY: the slot is this local rank's, long enough, and nobody has read it since the meeting before
         // the last.
@@ -218,22 +221,27 @@ impl Node {
         let slots: Vec<*const u8> =
             (0..local_size).map(|other| self.window.short_slot(turn, other).cast_const()).collect();
         let lens_at = |slot: *const u8| {
-            let mut lens = vec![0_u64; local_size];
+            let mut lens = vec![0_u64; 2 * local_size];
             // SAFETY: every slot begins with as many numbers, and is filled.
             unsafe { copy(slot, lens.as_mut_ptr().cast(), lens_bytes) };
-            Parts::of_lens(lens.into_iter().map(|len| len as usize))
+            let (given, taken) = lens.split_at(local_size);
+            (Parts::of_lens(given.iter().map(|len| *len as usize)), taken.to_vec())
         };
-        let all: Vec<Parts> = slots.iter().map(|slot| lens_at(*slot)).collect();
+        let (all, all_taken): (Vec<Parts>, Vec<Vec<u64>>) = slots.iter().map(|slot| lens_at(*slot)).unzip();
+        // Every rank looks at all pairs, and so has the same answer.
+        let pairs = (0..local_size).flat_map(|from| (0..local_size).map(move |to| (from, to)));
+        for (from, to) in pairs {
+            let (sent, expected) = (block(&all[from], to).len(), all_taken[to][from] as usize);
+            if sent != expected {
+                return Err(Error::protocol(
+                    self.rank,
+                    format!("local rank {from} of this host"),
+                    format!("a block of {sent} bytes instead of {expected} for local rank {to} in an alltoall"),
+                ));
+            }
+        }
         // The place of a rank's block for this one in its input, and in the output.
         let places = |other: usize| (block(&all[other], local_rank), block(taken, other));
-        if let Some(other) = (0..local_size).find(|other| places(*other).0.len() != places(*other).1.len()) {
-            let (from, to) = places(other);
-            return Err(Error::protocol(
-                self.rank,
-                format!("local rank {other} of this host"),
-                format!("a block of {} bytes instead of {} in an alltoall", from.len(), to.len()),
-            ));
-        }
         let (from, to) = places(local_rank);
         out[to].copy_from_slice(&input[from]);
         let mut others = (0..local_size).filter(|other| *other != local_rank);

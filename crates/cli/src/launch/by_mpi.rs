@@ -66,6 +66,7 @@ impl MpiJob {
         mut must_end: impl FnMut(&str, Option<i32>) -> Option<Duration>,
     ) -> Result<i32> {
         interrupt.watch_for_job()?;
+        let silence = Config::from_env()?.silence();
         let MpiJob { parts, workers, control, _port } = self;
         // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
         ready.command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -82,7 +83,6 @@ impl MpiJob {
         let writing = Writing::new();
         let output = Output::of(&mut child, &control, &writing);
         let mut ending = Ending::new(&control, interrupt, Pid::from_child(&child));
-        let silence = Config::from_env()?.silence();
         let mut watch = MpirunWatch::new(Childless::watch(child.id(), hosts), writing, silence);
         // Survivors have said what they lost by then.
         let (ranks, grace) = (parts.iter().map(|part| part.count).sum(), silence * 3 / 2);

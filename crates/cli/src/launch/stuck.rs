@@ -101,7 +101,9 @@ impl MpirunWatch {
             is_childless: self.childless.is_stuck(),
             is_any_running: control.is_any_running(),
             are_over: control.has_ranks() && control.ended().len() >= ranks,
-            aborts: self.writing.aborts.load(Ordering::Relaxed),
+            // A rank's program may print such words too.
+            aborts: self.writing.aborts.load(Ordering::Relaxed)
+                && (!control.has_ranks() || control.ended().iter().any(|(_, code)| *code != Some(0))),
             is_idle: self.writing.is_idle(),
         };
         self.judge(Instant::now(), signs)

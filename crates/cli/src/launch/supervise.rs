@@ -348,15 +348,18 @@ impl Supervisor {
         if code != 0 && self.came_later(number) {
             self.look_ahead();
         }
-        let code = control.map_or(code, |control| self.code_beside_ranks(number, code, control, launch));
+        let own = code;
+        let code = control.map_or(own, |control| self.code_beside_ranks(number, own, control, launch));
         let one = &mut self.running[number];
         one.code = Some(code);
         one.orders = None;
-        let how = if is_of_signal(code) { format!("signal {}", code - 128) } else { format!("exit code {code}") };
+        let told = if code == 0 { own } else { code };
+        let how = if is_of_signal(told) { format!("signal {}", told - 128) } else { format!("exit code {told}") };
         let (role, end, ended) = (one.role, one.end(code), format!("{} ended with {how}", one.name));
         let state = self.state(number);
         let meaning = meaning(self.least, role, end, state);
         match meaning {
+            EndEffect::Nothing if code == 0 && own != 0 && role != Role::Worker => self.report(number, &ended, EndEffect::Unneeded),
             EndEffect::Nothing => {}
             EndEffect::Failure => self.fail(code, ended, launch.grace),
             EndEffect::Unneeded | EndEffect::Without | EndEffect::Replaced => self.report(number, &ended, meaning),

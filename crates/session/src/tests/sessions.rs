@@ -301,7 +301,7 @@ fn strangers_of_every_kind_delay_nobody_and_leave_nothing() {
         let said: &[u8] = match kind % 4 {
             0 => &[],
             1 => b"RPU",
-            2 => b"RPULLC\x02\x01 half of a hello",
+            2 => b"RPULLC\x03\x01 half of a hello",
             _ => b"GET / HTTP/1.1\r\n\r\n",
         };
         // Who comes when too many are there is turned away, perhaps before he knows that he is connected.
