@@ -116,7 +116,7 @@ def burst(call, count):
 
 busy = []
 if words.busy and rank == 0:
-    starts = ([sys.executable, "-c", BUSY, str(core), str(os.getpid())] for core in range(os.cpu_count()))
+    starts = ([sys.executable, "-c", BUSY, str(core), str(os.getpid())] for core in range(os.cpu_count() or 1))
     busy = [subprocess.Popen(start) for start in starts]
 if rank == 0:
     beside = ", beside a busy process on each" if words.busy else ""

@@ -78,7 +78,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
     }
     let phase = scheduler.phase().clone();
-    socket::close(listener.endpoint, FAREWELL);
+    socket::close(listener.endpoint, FAREWELL, matches!(phase, JobPhase::Failed(_)));
     match phase {
         JobPhase::Failed(error) => Err(error),
         _ => Ok(()),

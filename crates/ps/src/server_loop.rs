@@ -111,7 +111,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             break Err(link.lost(&cause));
         }
     };
-    socket::close(listener.endpoint, FAREWELL);
+    socket::close(listener.endpoint, FAREWELL, ended.is_err());
     link.leave()?;
     ended
 }

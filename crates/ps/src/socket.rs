@@ -151,7 +151,7 @@ impl Connection {
 
     /// Closes it, giving what is still to be sent at most `limit`.
     pub(crate) fn close(self, limit: Duration) {
-        close(self.endpoint, limit);
+        close(self.endpoint, limit, false);
     }
 }
 
@@ -163,10 +163,15 @@ impl Deref for Connection {
     }
 }
 
-/// Closes it, giving what is still to be sent at most `limit`, and warns about what may not have arrived.
-pub(crate) fn close(endpoint: Endpoint, limit: Duration) {
-    let lost = endpoint.close(limit);
-    if lost > 0 && !limit.is_zero() {
+/// The time for which the last messages of a job that has failed are on their way: those who are lost confirm
+/// none, and the error of this process is said afterwards.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
+/// Closes it, giving what is still to be sent at most `limit`, and less if the job has failed. Warns about what
+/// may not have arrived of a job that has not.
+pub(crate) fn close(endpoint: Endpoint, limit: Duration, has_failed: bool) {
+    let lost = endpoint.close(if has_failed { limit.min(LAST_WORDS) } else { limit });
+    if lost > 0 && !has_failed && !limit.is_zero() {
         tracing::warn!("{lost} messages of the end of the job were not confirmed");
     }
 }

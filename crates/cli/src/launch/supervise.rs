@@ -359,7 +359,9 @@ impl Supervisor {
         let state = self.state(number);
         let meaning = meaning(self.least, role, end, state);
         match meaning {
-            EndEffect::Nothing if code == 0 && own != 0 && role != Role::Worker => self.report(number, &ended, EndEffect::Unneeded),
+            EndEffect::Nothing if code == 0 && own != 0 && role != Role::Worker => {
+                self.report(number, &ended, EndEffect::Unneeded)
+            }
             EndEffect::Nothing => {}
             EndEffect::Failure => self.fail(code, ended, launch.grace),
             EndEffect::Unneeded | EndEffect::Without | EndEffect::Replaced => self.report(number, &ended, meaning),

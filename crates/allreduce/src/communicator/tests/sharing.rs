@@ -220,7 +220,7 @@ fn an_alltoall_in_shared_memory_has_blocks_of_any_lengths_and_says_which_do_not_
         let buffers = (Memory::Own(Buffer::zeroed(16)), Memory::Own(Buffer::zeroed(taken.iter().sum())));
         comm.begin_alltoall(None, (&[8, 8], &taken), buffers, passage(1)).err().map(|error| error.to_string())
     });
-    let expected = "local rank 1 of this host: a block of 8 bytes instead of 16 for local rank 0 in an alltoall";
+    let expected = "a block of 8 bytes instead of 16 for local rank 0 in an alltoall from local rank 1 of this host";
     assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.contains(expected))), "{errors:?}");
 }
 
