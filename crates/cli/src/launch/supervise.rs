@@ -360,7 +360,7 @@ impl Supervisor {
         let meaning = meaning(self.least, role, end, state);
         match meaning {
             EndEffect::Nothing if code == 0 && own != 0 && role != Role::Worker => {
-                self.report(number, &ended, EndEffect::Unneeded)
+                self.report(number, &ended, EndEffect::Unneeded);
             }
             EndEffect::Nothing => {}
             EndEffect::Failure => self.fail(code, ended, launch.grace),
