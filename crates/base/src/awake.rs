@@ -125,6 +125,17 @@ mod tests {
     }
 
     #[test]
+    fn one_pause_that_two_threads_meet_shows_no_busy_cores() {
+        let (cores, late_ns, again_ns) = (Cores::new(), LATE.as_nanos() as u64, AGAIN.as_nanos() as u64);
+        for now_ns in [again_ns, again_ns + 1, 3 * again_ns] {
+            cores.record_late(now_ns);
+            assert!(!cores.are_busy(now_ns));
+        }
+        cores.record_late(3 * again_ns + late_ns);
+        assert!(cores.are_busy(3 * again_ns + late_ns));
+    }
+
+    #[test]
     fn a_wait_is_awake_for_no_longer_than_its_limit() {
         let mut never = Awake::new(Duration::ZERO);
         assert!(!never.is_awake());

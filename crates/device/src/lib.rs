@@ -117,7 +117,8 @@ pub trait Platform: Send + Sync {
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
     /// Only the thread that holds it may put collectives on the streams of these devices: two that wait for
-    /// their peers on one device would wait for each other for ever. Waits for the thread that holds it, which has a deadline for its own waits.
+    /// their peers on one device would wait for each other for ever. Waits for the thread that holds it, which
+    /// has a deadline for its own waits.
     fn turn(&self) -> Turn<'_>;
     /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by
     /// whose turn it is.

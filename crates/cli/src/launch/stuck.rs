@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::control::RankControl;
 use crate::child::{Childless, PATIENCE};
 
-/// How `mpirun` says that it ends a job because a process has failed: Open MPI 4, 5, and MPICH.
+/// Words by which `mpirun` says that it ends a job after a failure: those of Open MPI 4, 5, and MPICH.
 const ABORTS: [&str; 4] =
     ["the job has been aborted", "the job to be terminated", "exited on signal", "BAD TERMINATION OF ONE"];
 
@@ -24,7 +24,7 @@ pub(super) enum Stuck {
     Aborts,
 }
 
-/// What an `mpirun` writes itself.
+/// The output of an `mpirun` itself: when it came, and what it says of the job.
 pub(super) struct Writing {
     last: Mutex<Instant>,
     /// The readers that have something which is not passed on yet.
