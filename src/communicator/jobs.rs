@@ -301,7 +301,7 @@ pub(super) fn reduce_scatter(
     let (transfer, arithmetic) = (site.transfer(), (arrival.reduction, out.tensor.dtype()));
     let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
         let (parts, buffers) = (Parts::of_lens(lens), (input, state.lend()));
-        comm.begin_reduce_scatter(site.set.as_deref(), arithmetic, parts, buffers, site.passage(launch))
+        Ok(comm.begin_reduce_scatter(site.set.as_deref(), arithmetic, parts, buffers, site.passage(launch)))
     };
     Collective::new(transfer, Some(out), reply, begin).with_arrival(arrival)
 }
@@ -340,7 +340,7 @@ pub(super) fn allgather(
             let out = state.output(dtype, &shape, "the result of an allgather")?;
             out.bytes_mut()[parts.range(place..place + 1)].copy_from_slice(input.bytes());
             state.input = Memory::Read(input);
-            comm.begin_allgather(set, parts, state.lend(), site.passage(launch))
+            Ok(comm.begin_allgather(set, parts, state.lend(), site.passage(launch)))
         })
     };
     let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
@@ -352,7 +352,7 @@ pub(super) fn allgather(
         let told = words((0..size).map(|rank| if rank == place { own } else { 0 }));
         let parts = Parts::of((0..=size).map(|rank| rank * size_of::<u64>()).collect());
         state.next = Some(Box::new(|told| gather(numbers(told))));
-        comm.begin_allgather(set, parts, told, asked.passage(launch))
+        Ok(comm.begin_allgather(set, parts, told, asked.passage(launch)))
     };
     Collective::new(transfer, out, reply, begin)
 }
@@ -386,7 +386,7 @@ pub(super) fn alltoall(
             state.numbers = taken;
             state.output(dtype, &shape, "the result of an alltoall")?;
             let buffers = (Memory::Read(input), state.lend());
-            comm.begin_alltoall(site.set.as_deref(), (&lens.0, &lens.1), buffers, site.passage(launch))
+            Ok(comm.begin_alltoall(site.set.as_deref(), (&lens.0, &lens.1), buffers, site.passage(launch)))
         })
     };
     let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
@@ -398,7 +398,7 @@ pub(super) fn alltoall(
         let lens = vec![size_of::<u64>(); size];
         let buffers = (words(told.iter().copied()), words(std::iter::repeat_n(0, size)));
         state.next = Some(Box::new(|told| exchange(numbers(told.output()))));
-        comm.begin_alltoall(set, (&lens, &lens), buffers, asked.passage(launch))
+        Ok(comm.begin_alltoall(set, (&lens, &lens), buffers, asked.passage(launch)))
     };
     Collective::new(transfer, out, reply, begin)
 }
@@ -421,9 +421,11 @@ pub(super) fn broadcast<T>(site: Site, root: usize, travels: Travels, reply: Rep
     let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
         let (passage, set) = (site.passage(launch), site.set.as_deref());
         let data = input.unwrap_or_else(|| state.lend());
-        let Some(ends) = launch.ends() else { return comm.begin_broadcast(set, root, data, passage) };
+        let Some(ends) = launch.ends() else {
+            return Ok(comm.begin_broadcast(set, root, data, passage));
+        };
         state.numbers.extend(set.and_then(|ranks| ranks.iter().position(|rank| *rank == ends[0])));
-        comm.begin_broadcast(Some(&ends), 0, data, passage)
+        Ok(comm.begin_broadcast(Some(&ends), 0, data, passage))
     };
     Collective::new(transfer, out, reply, begin)
 }

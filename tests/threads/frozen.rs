@@ -4,7 +4,7 @@
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use crate::ranks::workers;
+use crate::ranks::{on_hosts, workers};
 
 use ringpull::KvStore;
 use ringpull::internal::{Allreduce, store_over};
@@ -137,6 +137,40 @@ fn a_sequence_that_changes_is_agreed_on_again() {
             store.wait_all().unwrap();
         }
     });
+}
+
+/// On every way: by messages, in shared memory, and in both.
+#[test]
+fn a_rank_may_wait_for_a_later_key_before_it_calls_an_earlier_one() {
+    let config = patient(LONG);
+    for hosts in [[0, 1, 2, 3], [0; 4], [0, 0, 1, 1]] {
+        on_hosts(&hosts, &config, &|engine: &Arc<Engine>| {
+            let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), &config);
+            // Too long for a bucket together.
+            let shape = [300_000];
+            let keys = 0..6;
+            keys.clone().for_each(|key| store.init(key, &Tensor::zeros(DType::F32, &shape)).unwrap());
+            let one = Tensor::from_slice(&shape, &vec![1.0_f32; shape[0]]);
+            let push = |key: i64| store.push(key, std::slice::from_ref(&one), 0).unwrap();
+            let check = |key: i64| {
+                let out = Tensor::zeros(DType::F32, &shape);
+                store.pull(key, std::slice::from_ref(&out), 0).unwrap();
+                assert!(out.to_vec::<f32>().unwrap().iter().all(|sum| *sum == 4.0), "key {key} on {hosts:?}");
+            };
+            for step in 0..24 {
+                // The cycle is frozen by then. Some ranks wait for the last key first.
+                if step % 8 == 7 && store.rank() % 2 == 1 {
+                    keys.clone().rev().for_each(|key| {
+                        push(key);
+                        check(key);
+                    });
+                } else {
+                    keys.clone().for_each(push);
+                    keys.clone().for_each(check);
+                }
+            }
+        });
+    }
 }
 
 #[test]

@@ -16,11 +16,21 @@ pub(crate) fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvSt
     })
 }
 
-/// Runs `work` with the engine of each of `size` ranks. Engines end together, when all work is done.
+/// Runs `work` with the engine of each of `size` ranks: first as if all were on one host, where they share memory,
+/// then each on its own. Returns what the latter gives. Engines end together, when all work is done.
 pub(crate) fn on_engines<T: Send>(size: usize, config: &Config, work: impl Fn(&Arc<Engine>) -> T + Sync) -> Vec<T> {
-    let engines = Engine::in_process(size, config).unwrap();
+    on_hosts(&vec![0; size], config, &work);
+    on_hosts(&(0..size).collect::<Vec<_>>(), config, &work)
+}
+
+/// As [`on_engines`], of ranks on these hosts.
+pub(crate) fn on_hosts<T: Send>(
+    hosts: &[usize],
+    config: &Config,
+    work: &(impl Fn(&Arc<Engine>) -> T + Sync),
+) -> Vec<T> {
+    let engines = Engine::in_process_on(hosts, 0, config).unwrap();
     std::thread::scope(|scope| {
-        let work = &work;
         let threads = engines.into_iter().map(|engine| scope.spawn(move || (work(&engine), engine)));
         let threads: Vec<_> = threads.collect();
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();

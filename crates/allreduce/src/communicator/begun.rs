@@ -1,11 +1,11 @@
 //! Collectives of all ranks or of some, begun to be advanced beside others.
 //!
 //! The ranks of a process set are numbered as they stand in its list. Its plan is made for as many ranks as
-//! the list has, and then names theirs (`Plan::among`). A set's collectives always go by messages and never
-//! block, so that those of other sets, and of the whole job, progress beside them. If all ranks of the job
-//! share memory, the job's own collectives go through that and are done at once; no other collective of all
-//! ranks may then be under way.
+//! the list has, and then names theirs (`Plan::among`). A set's collectives always go by messages. If all ranks
+//! of the job share memory, the job's own collectives go through that. None blocks, so that all progress
+//! beside each other, unless it is the library's own.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ringpull_base::{DType, Reduction, Result, Tensor};
@@ -13,11 +13,11 @@ use ringpull_kernels::reduce::Arithmetic;
 use ringpull_plan::{ALLTOALL_SEGMENT_BYTES, Parts, Plan, Schedule, Segments, choose_reduce_scatter};
 
 use crate::communicator::Communicator;
-use crate::communicator::node::{Node, WaitLimits};
+use crate::communicator::node::Node;
 use crate::communicator::placement::Placement;
 use crate::communicator::schedules::Sum;
 use crate::communicator::two_buffers::{BlockExchange, ReduceScatterEnd};
-use crate::interpreter::{Memory, Ticket};
+use crate::interpreter::{HostStep, Memory, Step, Ticket};
 use crate::transport::{BlockCollective, Stamp};
 
 /// The ranks of the job that take part, in their order; `None` for all.
@@ -65,19 +65,17 @@ impl Communicator {
         }
     }
 
-    /// Does `work` among the ranks of this host, all of which share one memory, as
-    /// [`at_once`](Self::at_once).
+    /// Begins the step that `work` makes for `memory`, among the ranks of this host, all of which share one
+    /// memory.
     pub(super) fn in_memory(
         &mut self,
-        memory: Memory,
-        stamp: Stamp,
-        work: impl FnOnce(&mut Node, &mut Memory, WaitLimits) -> Result<()>,
-    ) -> Result<BegunOperation> {
-        let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
-        self.at_once(memory, |own, memory| {
-            let node = own.placement.node.as_mut().expect("ranks that share memory have a window");
-            work(node, memory, WaitLimits { stamp, stop: &stop, limit })
-        })
+        mut memory: Memory,
+        Passage { stamp, priority }: Passage,
+        work: impl FnOnce(&Rc<Node>, &mut Memory, Stamp) -> Box<dyn HostStep>,
+    ) -> BegunOperation {
+        let node = self.placement.node.as_ref().expect("ranks that share memory have a window");
+        let step = Step::Host(work(node, &mut memory, stamp));
+        BegunOperation::UnderWay(self.executor.runner.begin_program(vec![step], memory, stamp, priority))
     }
 
     /// Does the collective `which` from `input` into `out`, by plans or by the library's own collective. All
@@ -96,7 +94,7 @@ impl Communicator {
             _ if is_native => self.at_once(Memory::Pair(Box::new(pair(given, taken))), |own, memory| {
                 let (input, out) = memory.pair_mut();
                 own.executor.transport.native_collective(which, input, out)
-            }),
+            })?,
             BlockCollective::Allgather => {
                 let parts = Parts::even(taken.bytes().len(), size);
                 let own = parts.range(self.rank()..self.rank() + 1);
@@ -112,7 +110,7 @@ impl Communicator {
                 self.begin_reduce_scatter(None, (Reduction::Sum, dtype), parts, pair(given, taken), passage)
             }
         };
-        self.complete(begun?).map(drop)
+        self.complete(begun).map(drop)
     }
 
     /// Returns this rank's place in a process set, and the number of the set's ranks.
@@ -156,41 +154,26 @@ impl Communicator {
     }
 
     /// Begins to make `data` that of the `root` of the set, whose own is only read.
-    pub fn begin_broadcast(
-        &mut self,
-        set: ProcessSet,
-        root: usize,
-        data: Memory,
-        passage: Passage,
-    ) -> Result<BegunOperation> {
+    pub fn begin_broadcast(&mut self, set: ProcessSet, root: usize, data: Memory, passage: Passage) -> BegunOperation {
         if self.is_in_memory(set) {
             // On one host a rank is its local rank.
-            return self.in_memory(data, passage.stamp, |node, data, limits| node.broadcast(root, data, limits));
+            return self.in_memory(data, passage, |node, data, stamp| node.broadcast(root, data, stamp));
         }
         let (place, size) = self.place_in(set);
         let schedule = self.cut_bytes(ringpull_plan::broadcast(root, place, size, data.bytes().len()), set);
-        Ok(BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
+        BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
     }
 
     /// Begins to give every rank of the set all parts of `data`, bounded in bytes, of which each has brought
     /// its own.
-    pub fn begin_allgather(
-        &mut self,
-        set: ProcessSet,
-        parts: Parts,
-        data: Memory,
-        passage: Passage,
-    ) -> Result<BegunOperation> {
+    pub fn begin_allgather(&mut self, set: ProcessSet, parts: Parts, data: Memory, passage: Passage) -> BegunOperation {
         assert_eq!(parts.len(), data.bytes().len(), "the parts of a buffer have its length");
         if self.is_in_memory(set) {
-            let work = |node: &mut Node, data: &mut Memory, limits: WaitLimits| {
-                node.allgather(data.bytes_mut(), &parts, limits)
-            };
-            return self.in_memory(data, passage.stamp, work);
+            return self.in_memory(data, passage, |node, data, stamp| node.allgather(data, parts, stamp));
         }
         let (place, size) = self.place_in(set);
         let schedule = self.cut_bytes(ringpull_plan::allgather(place, size, parts), set);
-        Ok(BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
+        BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
     }
 
     /// Begins to make the output the reduction of this rank's part of every rank's input, which has `parts`,
@@ -202,16 +185,15 @@ impl Communicator {
         parts: Parts,
         (input, mut out): (Memory, Memory),
         passage: Passage,
-    ) -> Result<BegunOperation> {
+    ) -> BegunOperation {
         let ((place, size), element) = (self.place_in(set), dtype.size_bytes());
         assert_eq!(parts.len() * element, input.bytes().len(), "the parts of a buffer have its length");
         assert_eq!(parts.range(place..place + 1).len() * element, out.bytes().len(), "an output has its part's length");
         if self.is_in_memory(set) {
             let bounds = Parts::of((0..=size).map(|rank| parts.range(0..rank).end * element).collect());
-            let work = |node: &mut Node, memory: &mut Memory, limits: WaitLimits| {
-                node.reduce_scatter_into((reduction, dtype), memory.pair_mut(), &bounds, limits)
-            };
-            return self.in_memory(Memory::Pair(Box::new((input, out))), passage.stamp, work);
+            return self.in_memory(Memory::Pair(Box::new((input, out))), passage, |node, pair, stamp| {
+                node.reduce_scatter_into((reduction, dtype), pair, bounds, stamp)
+            });
         }
         let own = parts.range(place..place + 1);
         let own = own.start * element..own.end * element;
@@ -220,12 +202,8 @@ impl Communicator {
         let plan = ringpull_plan::reduce_scatter(way, place, size, parts);
         let schedule = Arc::new(Self::cut(plan, set, dtype, segment_bytes).by(reduction));
         let endpoint = Box::new(ReduceScatterEnd::new((reduction, dtype), input, out, own));
-        Ok(BegunOperation::UnderWay(self.executor.runner.begin_between(
-            &schedule,
-            endpoint,
-            passage.stamp,
-            passage.priority,
-        )))
+        let Passage { stamp, priority } = passage;
+        BegunOperation::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, stamp, priority))
     }
 
     /// Begins to give each rank of the set its block of the input, which stays as it is, and to take its own
@@ -236,16 +214,14 @@ impl Communicator {
         (given, taken): (&[usize], &[usize]),
         (input, out): (Memory, Memory),
         passage: Passage,
-    ) -> Result<BegunOperation> {
+    ) -> BegunOperation {
         let lens = (input.bytes().len(), out.bytes().len());
         assert_eq!((given.iter().sum::<usize>(), taken.iter().sum::<usize>()), lens, "blocks fill their buffers");
         if self.is_in_memory(set) {
-            let (given, taken) = (Parts::of_lens(given.iter().copied()), Parts::of_lens(taken.iter().copied()));
-            let work = |node: &mut Node, memory: &mut Memory, limits: WaitLimits| {
-                let (input, out) = memory.pair_mut();
-                node.alltoall((input, &given), (out, &taken), limits)
-            };
-            return self.in_memory(Memory::Pair(Box::new((input, out))), passage.stamp, work);
+            let blocks = (Parts::of_lens(given.iter().copied()), Parts::of_lens(taken.iter().copied()));
+            return self.in_memory(Memory::Pair(Box::new((input, out))), passage, |node, pair, stamp| {
+                node.alltoall(pair, blocks, stamp)
+            });
         }
         let (place, size) = self.place_in(set);
         let parts = Parts::of_lens(given.iter().chain(taken).copied());
@@ -255,11 +231,7 @@ impl Communicator {
         let schedule = self.cut_bytes(ringpull_plan::alltoall(place, size, &parts, segment_bytes), set);
         let own = (own, kept.start - input.bytes().len());
         let endpoint = Box::new(BlockExchange::new(input, out, own, schedule.arrivals()));
-        Ok(BegunOperation::UnderWay(self.executor.runner.begin_between(
-            &schedule,
-            endpoint,
-            passage.stamp,
-            passage.priority,
-        )))
+        let Passage { stamp, priority } = passage;
+        BegunOperation::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, stamp, priority))
     }
 }

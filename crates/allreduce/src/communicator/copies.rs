@@ -11,13 +11,13 @@ use crate::transport::Stamp;
 impl Communicator {
     /// Replaces `data` by that of rank `root`, whose own is only read. Returns it.
     pub fn broadcast(&mut self, root: usize, data: Memory, stamp: Stamp) -> Result<Memory> {
-        let begun = self.begin_broadcast(None, root, data, Passage { stamp, priority: 0 })?;
+        let begun = self.begin_broadcast(None, root, data, Passage { stamp, priority: 0 });
         self.complete(begun)
     }
 
     /// Gives every rank part `r` of `data`, bounded in bytes, from rank `r`. Returns it.
     pub fn allgather(&mut self, parts: Parts, data: Memory, stamp: Stamp) -> Result<Memory> {
-        let begun = self.begin_allgather(None, parts, data, Passage { stamp, priority: 0 })?;
+        let begun = self.begin_allgather(None, parts, data, Passage { stamp, priority: 0 });
         self.complete(begun)
     }
 
@@ -36,7 +36,7 @@ impl Communicator {
     /// `given[r]` bytes for rank `r`, and `taken[r]` come from it.
     pub fn alltoall(&mut self, (given, taken): (&[usize], &[usize]), input: Memory, stamp: Stamp) -> Result<Buffer> {
         let all = Memory::Own(Buffer::zeroed(taken.iter().sum()));
-        let begun = self.begin_alltoall(None, (given, taken), (input, all), Passage { stamp, priority: 0 })?;
+        let begun = self.begin_alltoall(None, (given, taken), (input, all), Passage { stamp, priority: 0 });
         Ok(self.complete(begun)?.into_output().into_buffer())
     }
 }

@@ -30,7 +30,7 @@ impl Communicator {
         (dtype, parts): (DType, Parts),
         data: Memory,
         mut update: PartUpdate,
-        Passage { stamp, priority }: Passage,
+        passage: Passage,
         step_bytes: usize,
     ) -> Result<BegunOperation> {
         let bytes = bytes_of(&parts, dtype);
@@ -40,12 +40,13 @@ impl Communicator {
             return self.at_once(data, |_, data| update(0, data.bytes_mut()));
         }
         if self.is_in_one_memory() {
-            return self.in_memory(data, stamp, |node, data, limits| {
-                node.allreduce_updating((Reduction::Sum, dtype), data.bytes_mut(), &bytes, &mut update, limits)
-            });
+            return Ok(self.in_memory(data, passage, |node, data, stamp| {
+                node.allreduce_updating((Reduction::Sum, dtype), data, bytes, update, stamp)
+            }));
         }
         let schedule = self.divided_schedule(dtype, parts, step_bytes);
-        let ticket = self.executor.runner.begin_updating(&schedule, data, (own, update), stamp, priority);
+        let ticket =
+            self.executor.runner.begin_updating(&schedule, data, (own, update), passage.stamp, passage.priority);
         Ok(BegunOperation::UnderWay(ticket))
     }
 

@@ -1,6 +1,5 @@
 //! Runs schedules on memory: the transport of a job with the interpreter over it.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -100,19 +99,7 @@ impl Executor {
 
     /// Runs a schedule on `memory` to its end. After an error the runner has the memory.
     pub(super) fn run(&mut self, schedule: &Arc<Schedule>, memory: &mut Memory, stamp: Stamp) -> Result<()> {
-        let whole = 0..memory.bytes().len();
-        self.run_on(schedule, (memory, whole), stamp, &|| ())
-    }
-
-    /// As [`run`](Self::run), on a range of `memory`. `on_progress` is called when messages have moved.
-    pub(super) fn run_on(
-        &mut self,
-        schedule: &Arc<Schedule>,
-        place: (&mut Memory, Range<usize>),
-        stamp: Stamp,
-        on_progress: &dyn Fn(),
-    ) -> Result<()> {
-        self.runner.run(schedule, place, &mut *self.transport, stamp, (&self.stop, on_progress))
+        self.runner.run(schedule, memory, &mut *self.transport, stamp, &self.stop)
     }
 
     /// As [`run`](Self::run), with an end of this rank's own making.
@@ -127,7 +114,7 @@ impl Executor {
 
     /// Returns the memory of an operation that was begun, when it is finished.
     pub(super) fn until(&mut self, ticket: Ticket) -> Result<Memory> {
-        self.runner.until(ticket, &mut *self.transport, (&self.stop, &|| ()))
+        self.runner.until(ticket, &mut *self.transport, &self.stop)
     }
 
     /// Runs two schedules, each on its data, beside each other. Returns the reading of `clock` when `into` is

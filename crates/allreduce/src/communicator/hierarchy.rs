@@ -9,17 +9,18 @@
 //! the order of the ranks within a host and in the plan's order between hosts: all ranks hold the same bits,
 //! which depend on the placement.
 
-use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
 
-use ringpull_base::{AlgorithmChoice, Result};
+use ringpull_base::AlgorithmChoice;
 use ringpull_kernels::reduce::Arithmetic;
-use ringpull_plan::{Links, Model, Parts, Segments};
+use ringpull_plan::{Links, Model, Parts, Schedule, Segments};
 
-use super::executor::Executor;
-use super::node::{Node, WaitLimits};
+use super::node::Node;
 use super::racks::Racks;
 use super::schedules::{Schedules, Sum};
-use crate::interpreter::Memory;
+use crate::interpreter::{Memory, Step};
+use crate::transport::Stamp;
 
 /// The shortest share for which one more leader is worth its messages.
 const LEAST_SHARE_BYTES: usize = 256 << 10;
@@ -41,32 +42,28 @@ pub(super) struct Hosts<'a> {
     pub(super) segments: Segments,
 }
 
-/// Sums `data` in place over all ranks of `hosts`, between hosts by the plan that `auto` chooses. `node` is
-/// this rank's own, if it has neighbours.
+/// Returns the steps of this `rank` that sum `data` in place over all ranks of `hosts`, between hosts by the plan
+/// that `auto` chooses. `node` is this rank's own, if it has neighbours.
 pub(super) fn allreduce(
-    (hosts, node): (Hosts, Option<&mut Node>),
-    (executor, schedules): (&mut Executor, &mut Schedules),
+    (hosts, node): (Hosts, Option<&Rc<Node>>),
+    (rank, schedules): (usize, &mut Schedules),
     arithmetic: Arithmetic,
     data: &mut Memory,
-    limits: WaitLimits,
-) -> Result<()> {
+    stamp: Stamp,
+) -> Vec<Step> {
     let (element, len_bytes) = (arithmetic.1.size_bytes(), data.bytes().len());
     let leaders = leaders(hosts.ranks, len_bytes);
     let shares = Parts::even(len_bytes / element, leaders);
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
-    let Some(node) = node else {
-        // The rank is alone on its host: every host has one leader, and the share is the buffer.
-        let whole = (data, 0..len_bytes);
-        return between_hosts(hosts, 0, (executor, schedules), arithmetic, whole, limits, &|| ());
-    };
-    node.reduce_scatter(arithmetic, data.bytes_mut(), &bounds, limits)?;
-    if node.local_rank() < leaders {
-        let share = bounds.range(node.local_rank()..node.local_rank() + 1);
-        let share = (&mut *data, share);
-        let beat = || node.beat();
-        between_hosts(hosts, node.local_rank(), (executor, schedules), arithmetic, share, limits, &beat)?;
-    }
-    node.allgather(data.bytes_mut(), &bounds, limits)
+    // A rank that is alone on its host is its leader: every host has one, and the share is the buffer.
+    let leader = node.map_or(0, |node| node.local_rank());
+    let between = (leader < leaders).then(|| {
+        let share = bounds.range(leader..leader + 1);
+        Step::Plan(between_hosts(hosts, leader, (rank, schedules), arithmetic, share.len()), share)
+    });
+    let first = node.map(|node| Step::Host(node.reduce_scatter(arithmetic, data, bounds.clone(), stamp)));
+    let last = node.map(|node| Step::Host(node.allgather(data, bounds, stamp)));
+    [first, between, last].into_iter().flatten().collect()
 }
 
 /// Returns the number of ranks of each host that talk to other hosts.
@@ -75,19 +72,17 @@ fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
     fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)
 }
 
-/// Sums a share, a range of a buffer, over the hosts' leaders of that number.
+/// Returns the schedule that sums a share over the hosts' leaders of that number.
 fn between_hosts(
     hosts: Hosts,
     leader: usize,
-    (executor, schedules): (&mut Executor, &mut Schedules),
+    (rank, schedules): (usize, &mut Schedules),
     (reduction, dtype): Arithmetic,
-    share: (&mut Memory, Range<usize>),
-    limits: WaitLimits,
-    beat: &dyn Fn(),
-) -> Result<()> {
+    len_bytes: usize,
+) -> Arc<Schedule> {
     let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
-    let place = members.iter().position(|member| *member == executor.rank()).expect("a leader is one of the leaders");
-    let (size, len_bytes) = (members.len(), share.1.len());
+    let place = members.iter().position(|member| *member == rank).expect("a leader is one of the leaders");
+    let size = members.len();
     let len = len_bytes / dtype.size_bytes();
     let plan = || {
         if let Some(plan) = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes())) {
@@ -97,9 +92,8 @@ fn between_hosts(
         let (plan, segment_bytes) = ringpull_plan::auto(cluster, (place, size), elements, hosts.segments);
         (plan.among(&members), segment_bytes)
     };
-    let schedule = schedules
-        .find(Sum { between_hosts: true, reduction, ..Sum::of(AlgorithmChoice::Auto, dtype, len_bytes) }, plan);
-    executor.run_on(&schedule, share, limits.stamp, beat)
+    let sum = Sum { between_hosts: true, reduction, ..Sum::of(AlgorithmChoice::Auto, dtype, len_bytes) };
+    schedules.find(sum, plan)
 }
 
 #[cfg(test)]

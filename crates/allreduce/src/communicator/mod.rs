@@ -247,7 +247,7 @@ impl Communicator {
     /// Payload bytes sent and received; a buffer that is summed in shared memory, or by devices themselves,
     /// counts once in each direction.
     pub fn traffic_bytes(&self) -> (u64, u64) {
-        let moved = self.placement.node.as_ref().map_or(0, Node::moved_bytes);
+        let moved = self.placement.node.as_deref().map_or(0, Node::moved_bytes);
         (self.executor.runner.sent_bytes + moved, self.executor.runner.received_bytes + moved)
     }
 

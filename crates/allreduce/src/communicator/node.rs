@@ -26,8 +26,12 @@
 //! ranks, whichever rank sums them. So the bits depend only on the placement of the ranks.
 #![allow(unsafe_code)]
 
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use ringpull_base::{Error, Result};
@@ -35,26 +39,15 @@ use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
 use super::reached::{MemoryReach, ReachedBuffers};
-use crate::interpreter::{Memory, PartUpdate};
+use crate::interpreter::{HostStep, Memory, PartUpdate};
 use crate::transport::Stamp;
-use crate::transport::window::{Absence, SHORT_BYTES, Window};
+use crate::transport::window::{LANES, SHORT_BYTES, Window, WindowLane, WindowWait};
 
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
 /// The bytes that all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
-
-/// An operation's stamp, and the conditions that end its waits.
-#[derive(Clone, Copy)]
-pub(super) struct WaitLimits<'a> {
-    /// Names the operation, as in messages.
-    pub(super) stamp: Stamp,
-    /// Set when the job has failed.
-    pub(super) stop: &'a AtomicBool,
-    /// The time for which nothing may happen.
-    pub(super) limit: Duration,
-}
 
 /// The ranks that need the sum of a byte.
 #[derive(Clone, Copy)]
@@ -82,14 +75,15 @@ pub(super) struct Node {
     window: Window,
     reach: MemoryReach,
     rank: usize,
-    turn: usize,
-    moved_bytes: u64,
+    moved_bytes: Cell<u64>,
+    /// This rank's record of the lanes that it has entered.
+    entered: RefCell<[u32; LANES]>,
 }
 
 impl Node {
     /// The node of the ranks that see `window` and reach each other's memory by `reach`.
     pub(super) fn new(window: Window, reach: MemoryReach, rank: usize) -> Self {
-        Node { window, reach, rank, turn: 0, moved_bytes: 0 }
+        Node { window, reach, rank, moved_bytes: Cell::new(0), entered: RefCell::new([0; LANES]) }
     }
 
     /// This rank's local rank.
@@ -97,129 +91,281 @@ impl Node {
         self.window.local_rank()
     }
 
-    /// Lets the waiting ranks know that this one makes progress.
-    pub(super) fn beat(&self) {
-        self.window.beat();
-    }
-
     /// The bytes of the buffers that were reduced or gathered here.
     pub(super) fn moved_bytes(&self) -> u64 {
-        self.moved_bytes
+        self.moved_bytes.get()
+    }
+
+    /// Begins `work` as the operation `stamp`.
+    fn begin(
+        self: &Rc<Self>,
+        stamp: Stamp,
+        work: impl AsyncFnOnce(&NodeOperation) -> Result<()> + 'static,
+    ) -> Box<dyn HostStep> {
+        let (lane, meeting) = (Cell::new(None), Cell::new(None));
+        let operation = Rc::new(NodeOperation { node: Rc::clone(self), stamp, lane, meeting });
+        let own = Rc::clone(&operation);
+        Box::new(NodeStep { operation, work: Box::pin(async move { work(&own).await }), wait: None })
     }
 
     /// Sums `data` over all local ranks in place.
-    pub(super) fn allreduce(&mut self, arithmetic: Arithmetic, data: &mut [u8], limits: WaitLimits) -> Result<()> {
-        if data.len() <= SHORT_BYTES && data.len() * self.window.local_size() <= SHORT_TOTAL_BYTES {
-            return self.allreduce_short(arithmetic, data, limits);
-        }
-        let (from, len_bytes, to) = (data.as_ptr(), data.len(), data.as_mut_ptr());
-        let given = NodeInput { from, len_bytes, to, is_in_place: true };
-        self.reduce(arithmetic, &given, Keepers::All, None, limits).map(drop)
+    pub(super) fn allreduce(
+        self: &Rc<Self>,
+        arithmetic: Arithmetic,
+        data: &mut Memory,
+        stamp: Stamp,
+    ) -> Box<dyn HostStep> {
+        let data = Bytes::of(data);
+        self.begin(stamp, async move |operation| operation.allreduce(arithmetic, data).await)
     }
 
     /// Sums part `s` of `data`, bounded in bytes, over all local ranks at local rank `s`. The rest of `data`
     /// has no meaning afterwards.
     pub(super) fn reduce_scatter(
-        &mut self,
+        self: &Rc<Self>,
         arithmetic: Arithmetic,
-        data: &mut [u8],
-        parts: &Parts,
-        limits: WaitLimits,
-    ) -> Result<()> {
-        self.reduce_for_owners(arithmetic, data, parts, None, limits).map(drop)
-    }
-
-    fn reduce_for_owners(
-        &mut self,
-        arithmetic: Arithmetic,
-        data: &mut [u8],
-        parts: &Parts,
-        update: Option<&mut PartUpdate>,
-        limits: WaitLimits,
-    ) -> Result<bool> {
-        let (len_bytes, to) = (data.len(), data[self.part_of(parts)].as_mut_ptr());
-        let given = NodeInput { from: data.as_ptr(), len_bytes, to, is_in_place: true };
-        self.reduce(arithmetic, &given, Keepers::Owners(parts), update, limits)
+        data: &mut Memory,
+        parts: Parts,
+        stamp: Stamp,
+    ) -> Box<dyn HostStep> {
+        let data = Bytes::of(data);
+        self.begin(stamp, async move |operation| {
+            operation.reduce_for_owners(arithmetic, data, &parts, None).await.map(drop)
+        })
     }
 
     /// Sums part `s` of `data`, bounded in bytes, over all local ranks. Local rank `s` updates the sum, and
     /// every local rank gets the result.
     pub(super) fn allreduce_updating(
-        &mut self,
+        self: &Rc<Self>,
         arithmetic: Arithmetic,
-        data: &mut [u8],
+        data: &mut Memory,
+        parts: Parts,
+        mut update: PartUpdate,
+        stamp: Stamp,
+    ) -> Box<dyn HostStep> {
+        let data = Bytes::of(data);
+        let work = async move |operation: &NodeOperation| {
+            operation.allreduce_updating(arithmetic, data, &parts, &mut update).await
+        };
+        self.begin(stamp, work)
+    }
+
+    /// Reduces all local ranks' parts `s` of the input into the output at local rank `s`.
+    pub(super) fn reduce_scatter_into(
+        self: &Rc<Self>,
+        arithmetic: Arithmetic,
+        pair: &mut Memory,
+        parts: Parts,
+        stamp: Stamp,
+    ) -> Box<dyn HostStep> {
+        let (input, out) = Bytes::of_pair(pair);
+        self.begin(stamp, async move |operation| operation.reduce_scatter_into(arithmetic, (input, out), &parts).await)
+    }
+
+    /// Copies block `l` of each local rank `s` to block `s` of the output, where `l` is this local rank.
+    /// `given` and `taken` are the blocks of the input and of the output, one for each local rank.
+    pub(super) fn alltoall(
+        self: &Rc<Self>,
+        pair: &mut Memory,
+        (given, taken): (Parts, Parts),
+        stamp: Stamp,
+    ) -> Box<dyn HostStep> {
+        let (input, out) = Bytes::of_pair(pair);
+        self.begin(stamp, async move |operation| operation.alltoall((input, &given), (out, &taken)).await)
+    }
+
+    /// Gives every local rank part `s` of `data`, bounded in bytes, from local rank `s`.
+    pub(super) fn allgather(self: &Rc<Self>, data: &mut Memory, parts: Parts, stamp: Stamp) -> Box<dyn HostStep> {
+        let data = Bytes::of(data);
+        self.begin(stamp, async move |operation| operation.allgather(data, &parts).await)
+    }
+
+    /// Gives every local rank the `data` of local rank `root`, which only reads its own.
+    ///
+    /// # Panics
+    /// If others may read the data of a rank that is not the root.
+    pub(super) fn broadcast(self: &Rc<Self>, root: usize, data: &mut Memory, stamp: Stamp) -> Box<dyn HostStep> {
+        assert!(data.is_exclusive() || self.local_rank() == root, "a rank that receives has its memory for itself");
+        let data = Bytes::of(data);
+        let bound = |local_rank: usize| if local_rank <= root { 0 } else { data.len };
+        let parts = Parts::of((0..=self.window.local_size()).map(bound).collect());
+        self.begin(stamp, async move |operation| operation.allgather(data, &parts).await)
+    }
+}
+
+/// The bytes of memory that an operation owns until it has ended.
+#[derive(Clone, Copy)]
+struct Bytes {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Bytes {
+    fn of(memory: &mut Memory) -> Self {
+        Bytes { start: memory.start(), len: memory.bytes().len() }
+    }
+
+    fn of_pair(memory: &mut Memory) -> (Self, Self) {
+        let (input, out) = memory.pair_mut();
+        let input = Bytes { start: input.as_ptr().cast_mut(), len: input.len() };
+        (input, Bytes { start: out.as_mut_ptr(), len: out.len() })
+    }
+
+    /// The address of the byte at an offset.
+    fn at(self, offset: usize) -> *mut u8 {
+        self.start.wrapping_add(offset)
+    }
+}
+
+/// A collective under way.
+struct NodeStep {
+    operation: Rc<NodeOperation>,
+    work: Pin<Box<dyn Future<Output = Result<()>>>>,
+    /// The present wait, and the meeting that it is for.
+    wait: Option<(Option<u32>, WindowWait)>,
+}
+
+impl HostStep for NodeStep {
+    fn poll(&mut self) -> Poll<Result<()>> {
+        let outcome = self.work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(Ok(())) = outcome {
+            self.operation.leave();
+        }
+        outcome
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<()> {
+        let NodeOperation { node, lane, meeting, .. } = &*self.operation;
+        let meeting = meeting.get();
+        let wait = self.wait.take_if(|(before, _)| *before != meeting);
+        drop(wait);
+        let (_, wait) = self.wait.get_or_insert_with(|| (meeting, WindowWait::new()));
+        wait.wait(&node.window, lane.get().zip(meeting), limit).map_err(|absence| Error::PeerLost {
+            peer: format!("local rank(s) {:?} of this host", absence.local_ranks),
+            ranks: Vec::new(),
+            cause: format!("nothing moved for {} s", absence.waited.as_secs()),
+            operation: "a collective in shared memory".to_owned(),
+            rank: Some(node.rank),
+        })
+    }
+
+    fn beat(&self) {
+        self.operation.node.window.beat();
+    }
+}
+
+/// An operation of the ranks of a host. A rank gives its core to other operations wherever it waits.
+struct NodeOperation {
+    node: Rc<Node>,
+    /// Names the operation, as in messages.
+    stamp: Stamp,
+    lane: Cell<Option<usize>>,
+    /// The meeting that this rank waits for.
+    meeting: Cell<Option<u32>>,
+}
+
+impl NodeOperation {
+    fn local_rank(&self) -> usize {
+        self.node.local_rank()
+    }
+
+    fn local_size(&self) -> usize {
+        self.node.window.local_size()
+    }
+
+    fn lane(&self) -> WindowLane<'_> {
+        self.node.window.lane(self.lane.get().expect("an operation that has begun has a lane"))
+    }
+
+    async fn allreduce(&self, arithmetic: Arithmetic, data: Bytes) -> Result<()> {
+        if data.len <= SHORT_BYTES && data.len * self.local_size() <= SHORT_TOTAL_BYTES {
+            let sum = |slots: &[*const u8]| {
+                // SAFETY: every local rank has filled its slot before the meeting; the data are none of them,
+                // and are this operation's.
+                unsafe { reduce::reduce_shared(arithmetic, slots, &[data.start], data.len) };
+            };
+            return self.show_short(data, data.len, sum).await;
+        }
+        let given = NodeInput { from: data.start, len_bytes: data.len, to: data.start, is_in_place: true };
+        self.reduce(arithmetic, &given, Keepers::All, None).await.map(drop)
+    }
+
+    async fn reduce_for_owners(
+        &self,
+        arithmetic: Arithmetic,
+        data: Bytes,
+        parts: &Parts,
+        update: Option<&mut PartUpdate>,
+    ) -> Result<bool> {
+        let to = data.at(self.part_of(parts).start);
+        let given = NodeInput { from: data.start, len_bytes: data.len, to, is_in_place: true };
+        self.reduce(arithmetic, &given, Keepers::Owners(parts), update).await
+    }
+
+    async fn allreduce_updating(
+        &self,
+        arithmetic: Arithmetic,
+        data: Bytes,
         parts: &Parts,
         update: &mut PartUpdate,
-        limits: WaitLimits,
     ) -> Result<()> {
-        if self.reduce_for_owners(arithmetic, data, parts, Some(update), limits)? {
+        if self.reduce_for_owners(arithmetic, data, parts, Some(update)).await? {
             return Ok(());
         }
         let own = self.part_of(parts);
         if !own.is_empty() {
-            update(own.start, &mut data[own])?;
+            // SAFETY: the part lies in the data, which are this operation's; no rank touches them between two
+            // collectives.
+            update(own.start, unsafe { std::slice::from_raw_parts_mut(data.at(own.start), own.len()) })?;
         }
+        self.allgather(data, parts).await?;
         // The buffer counts once.
-        let moved_bytes = self.moved_bytes;
-        self.allgather(data, parts, limits)?;
-        self.moved_bytes = moved_bytes;
+        self.node.moved_bytes.update(|moved_bytes| moved_bytes - data.len as u64);
         Ok(())
     }
 
-    /// Reduces all local ranks' parts `s` into `out` at local rank `s`.
-    pub(super) fn reduce_scatter_into(
-        &mut self,
+    async fn reduce_scatter_into(
+        &self,
         arithmetic: Arithmetic,
-        (input, out): (&[u8], &mut [u8]),
+        (input, out): (Bytes, Bytes),
         parts: &Parts,
-        limits: WaitLimits,
     ) -> Result<()> {
-        if input.len() <= SHORT_BYTES {
+        if input.len <= SHORT_BYTES {
             let own = self.part_of(parts);
             let take = |slots: &[*const u8]| {
                 let inputs: Vec<*const u8> = slots.iter().map(|slot| slot.wrapping_add(own.start)).collect();
                 // SAFETY: every slot holds as many bytes as the parts have, and is filled; `out` is none of
                 // them.
-                unsafe { reduce::reduce_shared(arithmetic, &inputs, &[out.as_mut_ptr()], own.len()) };
+                unsafe { reduce::reduce_shared(arithmetic, &inputs, &[out.start], own.len()) };
             };
-            return self.show_short(input, input.len(), take, limits);
+            return self.show_short(input, input.len, take).await;
         }
-        let given =
-            NodeInput { from: input.as_ptr(), len_bytes: input.len(), to: out.as_mut_ptr(), is_in_place: false };
-        self.reduce(arithmetic, &given, Keepers::Owners(parts), None, limits).map(drop)
+        let given = NodeInput { from: input.start, len_bytes: input.len, to: out.start, is_in_place: false };
+        self.reduce(arithmetic, &given, Keepers::Owners(parts), None).await.map(drop)
     }
 
-    /// Copies block `l` of each local rank `s` to block `s` of `out`, where `l` is this local rank. `given`
-    /// and `taken` are the blocks of `input` and of `out`, one for each local rank.
-    pub(super) fn alltoall(
-        &mut self,
-        (input, given): (&[u8], &Parts),
-        (out, taken): (&mut [u8], &Parts),
-        limits: WaitLimits,
-    ) -> Result<()> {
-        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
+    async fn alltoall(&self, (input, given): (Bytes, &Parts), (out, taken): (Bytes, &Parts)) -> Result<()> {
+        let (local_rank, local_size) = (self.local_rank(), self.local_size());
         let block = |parts: &Parts, at: usize| parts.range(at..at + 1);
-        self.moved_bytes += input.len() as u64;
         // The lengths of the blocks of `input` and of `out`, which all ranks get to know, and a short input
         // itself.
         let lens_bytes = 2 * local_size * size_of::<u64>();
         assert!(lens_bytes <= SHORT_BYTES, "{local_size} local ranks have no room for the lengths of their blocks");
         let is_short = |parts: &Parts| parts.len() + lens_bytes <= SHORT_BYTES;
-        self.begin(0, limits.stamp);
-        let turn = self.turn;
+        self.begin(0).await;
+        self.count(input.len);
         let own = [given, taken].into_iter().flat_map(|parts| (0..local_size).map(|at| block(parts, at).len() as u64));
         let own: Vec<u64> = own.collect();
-        let slot = self.window.short_slot(turn, local_rank);
-        // SAFETY: the slot is this local rank's, long enough, and nobody has read it since the meeting before
-        // the last.
+        let slot = self.lane().short_slot(local_rank);
+        // SAFETY: the slot is this local rank's and long enough, and nobody reads it before the meeting.
         unsafe {
             copy(own.as_ptr().cast(), slot, lens_bytes);
-            copy(input.as_ptr(), slot.add(lens_bytes), if is_short(given) { input.len() } else { 0 });
+            copy(input.start, slot.add(lens_bytes), if is_short(given) { input.len } else { 0 });
         }
-        self.show(input);
-        self.meet_first(0, limits)?;
-        let slots: Vec<*const u8> =
-            (0..local_size).map(|other| self.window.short_slot(turn, other).cast_const()).collect();
+        self.lane().show(self.node.reach.shown(input.start, input.len));
+        self.meet_first(0).await?;
+        let slots = self.short_slots();
         let lens_at = |slot: *const u8| {
             let mut lens = vec![0_u64; 2 * local_size];
             // SAFETY: every slot begins with as many numbers, and is filled.
@@ -234,7 +380,7 @@ impl Node {
             let (sent, expected) = (block(&all[from], to).len(), all_taken[to][from] as usize);
             if sent != expected {
                 return Err(Error::protocol(
-                    self.rank,
+                    self.node.rank,
                     format!("local rank {from} of this host"),
                     format!("a block of {sent} bytes instead of {expected} for local rank {to} in an alltoall"),
                 ));
@@ -243,29 +389,31 @@ impl Node {
         // The place of a rank's block for this one in its input, and in the output.
         let places = |other: usize| (block(&all[other], local_rank), block(taken, other));
         let (from, to) = places(local_rank);
-        out[to].copy_from_slice(&input[from]);
+        // SAFETY: both blocks lie in their memory, which is this operation's.
+        unsafe { copy(input.at(from.start), out.at(to.start), from.len()) };
         let mut others = (0..local_size).filter(|other| *other != local_rank);
         // Every rank comes to the same answer here.
         if all.iter().all(is_short) {
             others.for_each(|other| {
                 let (from, to) = places(other);
-                // SAFETY: the input is in the slot, behind the lengths; `out` is borrowed.
-                unsafe { copy(slots[other].add(lens_bytes + from.start), out[to].as_mut_ptr(), from.len()) };
+                // SAFETY: the input is in the slot, behind the lengths; `out` is this operation's.
+                unsafe { copy(slots[other].add(lens_bytes + from.start), out.at(to.start), from.len()) };
             });
             return Ok(());
         }
         let least_bytes = all.iter().map(Parts::len).min().unwrap_or(0);
-        let buffers = self.buffers(input.as_ptr().cast_mut(), least_bytes);
+        let buffers = self.buffers(input.start, least_bytes);
         if buffers.all_reached() {
             let taken = others.try_for_each(|other| {
                 let (from, to) = places(other);
-                // SAFETY: inputs do not change before the next meeting; `out` is borrowed, and none of them.
-                unsafe { buffers.read(other, from, out[to].as_mut_ptr()) }.map_err(|cause| (other, cause))
+                // SAFETY: inputs do not change before the next meeting; `out` is this operation's, and none of
+                // them.
+                unsafe { buffers.read(other, from, out.at(to.start)) }.map_err(|cause| (other, cause))
             });
-            return self.end(taken, limits);
+            return self.end(taken).await;
         }
         // The bytes of one slot for each local rank.
-        let room_bytes = (self.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
+        let room_bytes = (self.node.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
         let blocks = all.iter().flat_map(|parts| (0..local_size).map(|to| block(parts, to).len()));
         let rounds = blocks.max().unwrap_or(0).div_ceil(room_bytes);
         let piece = |block: &Range<usize>, round: usize| {
@@ -274,81 +422,55 @@ impl Node {
         for round in 0..=rounds {
             if round < rounds {
                 for other in others.clone() {
-                    let from = &input[piece(&block(given, other), round)];
-                    let to = self.window.slot(round, local_rank).wrapping_add(other * room_bytes);
+                    let from = piece(&block(given, other), round);
+                    let to = self.lane().slot(round, local_rank).wrapping_add(other * room_bytes);
                     // SAFETY: the slot is this local rank's, has a room for each, and was last read before
                     // the last meeting.
-                    unsafe { copy(from.as_ptr(), to, from.len()) };
+                    unsafe { copy(input.at(from.start), to, from.len()) };
                 }
             }
             if round > 0 {
                 for other in others.clone() {
-                    let room = self.window.slot(round - 1, other).wrapping_add(local_rank * room_bytes);
-                    let to = &mut out[piece(&block(taken, other), round - 1)];
-                    // SAFETY: the owner of the slot has filled it before the last meeting; `out` is borrowed.
-                    unsafe { copy(room, to.as_mut_ptr(), to.len()) };
+                    let room = self.lane().slot(round - 1, other).wrapping_add(local_rank * room_bytes);
+                    let to = piece(&block(taken, other), round - 1);
+                    // SAFETY: the owner of the slot has filled it before the last meeting; `out` is this
+                    // operation's.
+                    unsafe { copy(room, out.at(to.start), to.len()) };
                 }
             }
-            // A rank that comes to the last meeting has read the slots: the next operation may fill them
-            // before it meets.
-            self.meet(limits)?;
+            if round < rounds {
+                self.meet().await;
+            }
         }
         Ok(())
     }
 
     /// Shows at most `SHORT_BYTES` to all local ranks, and passes the bytes that each shows to `take`.
     /// `name_bytes` is the same on all.
-    fn show_short(
-        &mut self,
-        own: &[u8],
-        name_bytes: usize,
-        take: impl FnOnce(&[*const u8]),
-        limits: WaitLimits,
-    ) -> Result<()> {
-        self.begin(name_bytes, limits.stamp);
-        let turn = self.turn;
-        // SAFETY: the slot is this local rank's, long enough, and nobody has read it since the meeting before
-        // the last.
-        unsafe { copy(own.as_ptr(), self.window.short_slot(turn, self.local_rank()), own.len()) };
-        self.meet_first(name_bytes, limits)?;
-        let slots = (0..self.window.local_size()).map(|other| self.window.short_slot(turn, other).cast_const());
-        take(&slots.collect::<Vec<_>>());
+    async fn show_short(&self, own: Bytes, name_bytes: usize, take: impl FnOnce(&[*const u8])) -> Result<()> {
+        self.begin(name_bytes).await;
+        // SAFETY: the slot is this local rank's and long enough, and nobody reads it before the meeting.
+        unsafe { copy(own.start, self.lane().short_slot(self.local_rank()), own.len) };
+        self.meet_first(name_bytes).await?;
+        take(&self.short_slots());
         Ok(())
     }
 
-    /// Gives every local rank part `s` of `data`, bounded in bytes, from local rank `s`.
-    pub(super) fn allgather(&mut self, data: &mut [u8], parts: &Parts, limits: WaitLimits) -> Result<()> {
-        // SAFETY: it is borrowed.
-        unsafe { self.allgather_at(data.as_mut_ptr(), parts, limits) }
+    fn short_slots(&self) -> Vec<*const u8> {
+        let slot = |local_rank: usize| self.lane().short_slot(local_rank).cast_const();
+        (0..self.local_size()).map(slot).collect()
     }
 
-    /// Gives every local rank the `data` of local rank `root`, which only reads its own.
-    ///
-    /// # Panics
-    /// If others may read the data of a rank that is not the root.
-    pub(super) fn broadcast(&mut self, root: usize, data: &mut Memory, limits: WaitLimits) -> Result<()> {
-        assert!(data.is_exclusive() || self.local_rank() == root, "a rank that receives has its memory for itself");
-        let (start, len_bytes) = (data.start(), data.bytes().len());
-        let bound = |local_rank: usize| if local_rank <= root { 0 } else { len_bytes };
-        let parts = Parts::of((0..=self.window.local_size()).map(bound).collect());
-        // SAFETY: the data are borrowed, and the root's part, all of them, is only read.
-        unsafe { self.allgather_at(start, &parts, limits) }
-    }
-
-    /// As [`allgather`](Self::allgather), of the bytes at `start`, of which this rank's part is only read.
-    ///
-    /// # Safety
-    /// They are valid. Nobody else touches them until this returns, but may read this rank's part.
-    unsafe fn allgather_at(&mut self, start: *mut u8, parts: &Parts, limits: WaitLimits) -> Result<()> {
-        let (len_bytes, local_rank) = (parts.len(), self.local_rank());
+    /// Gives every local rank part `s` of the bytes, of which this rank's part is only read.
+    async fn allgather(&self, data: Bytes, parts: &Parts) -> Result<()> {
+        let (len_bytes, local_rank, start) = (parts.len(), self.local_rank(), data.start);
         if len_bytes == 0 {
             return Ok(());
         }
         let all = || (0..parts.count()).map(|owner| parts.range(owner..owner + 1));
         if all().all(|part| part.len() <= SHORT_BYTES) {
             let own = self.part_of(parts);
-            // SAFETY: the part lies in the data.
-            let own = unsafe { std::slice::from_raw_parts(start.add(own.start), own.len()) };
+            let own = Bytes { start: data.at(own.start), len: own.len() };
             let take = |slots: &[*const u8]| {
                 for (owner, (slot, part)) in slots.iter().zip(all()).enumerate() {
                     if owner != local_rank {
@@ -357,11 +479,11 @@ impl Node {
                     }
                 }
             };
-            return self.show_short(own, len_bytes, take, limits);
+            return self.show_short(own, len_bytes, take).await;
         }
-        self.begin(len_bytes, limits.stamp);
-        self.window.show(self.reach.shown(start, len_bytes));
-        self.meet_first(len_bytes, limits)?;
+        self.begin(len_bytes).await;
+        self.lane().show(self.node.reach.shown(start, len_bytes));
+        self.meet_first(len_bytes).await?;
         let buffers = self.buffers(start, len_bytes);
         let owners = 0..parts.count();
         if owners.clone().all(|owner| buffers.is_reached(owner) || parts.range(owner..owner + 1).is_empty()) {
@@ -376,7 +498,7 @@ impl Node {
                 unsafe { buffers.read(owner, part.clone(), buffers.own.add(part.start)) }
                     .map_err(|cause| (owner, cause))
             });
-            return self.end(taken, limits);
+            return self.end(taken).await;
         }
         let part = self.part_of(parts);
         let count = buffers.pieces();
@@ -384,14 +506,14 @@ impl Node {
             if round < count {
                 let piece = buffers.piece(round);
                 let given = overlap(&piece, &part);
-                let to = self.window.sums(round);
+                let to = self.lane().sums(round);
                 // SAFETY: only this local rank writes this range of the place, and nobody has read it since a
                 // meeting ago.
                 unsafe { copy(buffers.own.add(given.start), to.add(given.start - piece.start), given.len()) };
             }
             if round > 0 {
                 let piece = buffers.piece(round - 1);
-                let from = self.window.sums(round - 1);
+                let from = self.lane().sums(round - 1);
                 for taken in [piece.start..part.start.min(piece.end), part.end.max(piece.start)..piece.end] {
                     if taken.is_empty() {
                         continue;
@@ -401,7 +523,7 @@ impl Node {
                 }
             }
             if round < count {
-                self.meet(limits)?;
+                self.meet().await;
             }
         }
         Ok(())
@@ -411,42 +533,31 @@ impl Node {
         if self.local_rank() < parts.count() { parts.range(self.local_rank()..self.local_rank() + 1) } else { 0..0 }
     }
 
-    fn allreduce_short(&mut self, arithmetic: Arithmetic, data: &mut [u8], limits: WaitLimits) -> Result<()> {
-        let own = data.as_mut_ptr();
-        let sum = |slots: &[*const u8]| {
-            // SAFETY: every local rank has filled its slot before the meeting; `data` is none of them, and is
-            // borrowed until this returns.
-            unsafe { reduce::reduce_shared(arithmetic, slots, &[own], data.len()) };
-        };
-        self.show_short(data, data.len(), sum, limits)
-    }
-
     /// Sums the ranks' inputs for `keepers`. Returns true if every local rank has the values that the owners
     /// have computed from their sums by `update`: that is so if all buffers are in arenas.
-    fn reduce(
-        &mut self,
+    async fn reduce(
+        &self,
         arithmetic: Arithmetic,
         given: &NodeInput,
-        keepers: Keepers,
+        keepers: Keepers<'_>,
         update: Option<&mut PartUpdate>,
-        limits: WaitLimits,
     ) -> Result<bool> {
         let (from, len_bytes) = (given.from, given.len_bytes);
         if len_bytes == 0 {
             return Ok(true);
         }
-        self.begin(len_bytes, limits.stamp);
+        self.begin(len_bytes).await;
         // A sum may go where the buffer is only if it belongs there.
-        let may_be_reached = given.is_in_place || self.reach.reads_processes();
-        let shown = if may_be_reached { self.reach.shown(from, len_bytes) } else { 0 };
-        self.window.show(shown);
-        self.window.offer();
-        let copy_first = |node: &Node| node.copy_in(from, 0..len_bytes.min(node.window.slot_bytes()), 0);
+        let may_be_reached = given.is_in_place || self.node.reach.reads_processes();
+        let shown = if may_be_reached { self.node.reach.shown(from, len_bytes) } else { 0 };
+        self.lane().show(shown);
+        self.lane().offer();
+        let copy_first = || self.copy_in(from, 0..len_bytes.min(self.node.window.slot_bytes()), 0);
         if shown == 0 {
-            copy_first(self);
+            copy_first();
         }
-        self.meet_first(len_bytes, limits)?;
-        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
+        self.meet_first(len_bytes).await?;
+        let (local_rank, local_size) = (self.local_rank(), self.local_size());
         let mut buffers = self.buffers(from.cast_mut(), len_bytes);
         if buffers.all_reached() {
             let (is_updated, summed) = match (keepers, update) {
@@ -458,14 +569,14 @@ impl Node {
                 }
                 (keepers, _) => (false, self.sum_where_they_are(arithmetic, &buffers, keepers)),
             };
-            return self.end(summed, limits).map(|()| is_updated);
+            return self.end(summed).await.map(|()| is_updated);
         }
         if !given.is_in_place || buffers.reads_processes() {
             // Memory that a rank cannot lend, such as a device's, sends all through the window.
             if shown != 0 && (!given.is_in_place || buffers.is_in_process(local_rank)) {
-                copy_first(self);
+                copy_first();
             }
-            self.meet(limits)?;
+            self.meet().await;
             if given.is_in_place { buffers.hide_processes() } else { buffers.hide_all() }
         }
         let is_shared = buffers.is_mapped(local_rank);
@@ -485,7 +596,7 @@ impl Node {
             if round >= 2 && !is_shared {
                 let piece = buffers.piece(round - 2);
                 let taken = overlap(&piece, &kept);
-                let from = self.window.sums(round - 2);
+                let from = self.lane().sums(round - 2);
                 if !taken.is_empty() {
                     // SAFETY: the piece was summed before the last meeting, and is overwritten after the next
                     // one.
@@ -495,7 +606,7 @@ impl Node {
                 }
             }
             if round <= count {
-                self.meet(limits)?;
+                self.meet().await;
             }
         }
         Ok(false)
@@ -520,7 +631,7 @@ impl Node {
             // this local rank alone touches its part of any buffer.
             let sums = unsafe { std::slice::from_raw_parts_mut(buffers.own.add(piece.start), piece.len()) };
             update(piece.start, sums)?;
-            for other in (0..self.window.local_size()).filter(|other| *other != local_rank) {
+            for other in (0..self.local_size()).filter(|other| *other != local_rank) {
                 // SAFETY: as above; the piece lies in every buffer.
                 if let Err(cause) = unsafe { buffers.write(other, piece.clone(), sums.as_ptr()) } {
                     return Ok(Err((other, cause)));
@@ -546,11 +657,11 @@ impl Node {
     /// Sums this rank's share of buffers that are all reached, then the rest of the shares of ranks that did
     /// not get a core.
     fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &ReachedBuffers, keepers: Keepers) -> MoveResult {
-        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
+        let (local_rank, local_size) = (self.local_rank(), self.local_size());
         for owner in (local_rank..local_size).chain(0..local_rank) {
             let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
             let count = share.len().div_ceil(buffers.taken_bytes);
-            while let Some(index) = self.window.take(owner, count) {
+            while let Some(index) = self.lane().take(owner, count) {
                 let start = share.start + index * buffers.taken_bytes;
                 let piece = start..(start + buffers.taken_bytes).min(share.end);
                 match keepers {
@@ -599,7 +710,7 @@ impl Node {
         range: &Range<usize>,
     ) -> std::result::Result<Vec<*const u8>, Unreachable> {
         let input = |other: usize| buffers.input(other, range.clone()).map_err(|cause| (other, cause));
-        (0..self.window.local_size()).map(input).collect()
+        (0..self.local_size()).map(input).collect()
     }
 
     /// Sums `share` of the piece `turn` of all buffers for the ranks that keep it. Buffers in no arena are in
@@ -612,7 +723,7 @@ impl Node {
         turn: usize,
         keepers: Keepers,
     ) {
-        let local_size = self.window.local_size();
+        let local_size = self.local_size();
         let slot_start = buffers.piece(turn).start;
         let sum = |range: Range<usize>, mut keepers: Range<usize>| {
             if range.is_empty() {
@@ -620,13 +731,13 @@ impl Node {
             }
             let input = |local_rank: usize| match buffers.mapped(local_rank) {
                 Some(place) => place.wrapping_add(range.start),
-                None => self.window.slot(turn, local_rank).wrapping_add(range.start - slot_start),
+                None => self.lane().slot(turn, local_rank).wrapping_add(range.start - slot_start),
             };
             let inputs: Vec<*const u8> = (0..local_size).map(|local_rank| input(local_rank).cast_const()).collect();
             let mut outputs: Vec<*mut u8> =
                 keepers.clone().filter(|local_rank| buffers.is_mapped(*local_rank)).map(input).collect();
             if keepers.any(|local_rank| !buffers.is_mapped(local_rank)) {
-                outputs.push(self.window.sums(turn).wrapping_add(range.start - slot_start));
+                outputs.push(self.lane().sums(turn).wrapping_add(range.start - slot_start));
             }
             // SAFETY: this local rank alone has this share: nobody else touches it between two meetings. It
             // is within every buffer, slot and place; outputs are inputs, or the place for sums, which is no
@@ -641,78 +752,84 @@ impl Node {
     }
 
     fn copy_in(&self, own: *const u8, piece: Range<usize>, turn: usize) {
-        let to = self.window.slot(turn, self.local_rank());
+        let to = self.lane().slot(turn, self.local_rank());
         // SAFETY: the piece is within the own buffer and no longer than the slot, which is this local rank's
         // and was last read before the last meeting.
         unsafe { copy(own.add(piece.start), to, piece.len()) };
     }
 
-    /// Shows the place of `data` to the other ranks.
-    fn show(&self, data: &[u8]) {
-        self.window.show(self.reach.shown(data.as_ptr(), data.len()));
-    }
-
     /// Returns the buffers that the local ranks have shown.
-    fn buffers(&mut self, own: *mut u8, len_bytes: usize) -> ReachedBuffers {
-        let shown = (0..self.window.local_size()).map(|local_rank| self.window.see(local_rank));
-        self.reach.buffers((own, len_bytes), (self.window.local_rank(), self.window.slot_bytes()), shown)
+    fn buffers(&self, own: *mut u8, len_bytes: usize) -> ReachedBuffers {
+        let shown = (0..self.local_size()).map(|local_rank| self.lane().see(local_rank));
+        self.node.reach.buffers((own, len_bytes), (self.local_rank(), self.node.window.slot_bytes()), shown)
     }
 
     /// Ends an operation by its last meeting. A rank that has died is missed there: that is the better error.
     /// If one rank could not do its part, no rank has the result.
-    fn end(&self, moved: MoveResult, limits: WaitLimits) -> Result<()> {
+    async fn end(&self, moved: MoveResult) -> Result<()> {
         if let Err((local_rank, _)) = &moved {
-            self.window.fail(*local_rank);
+            self.node.window.fail(*local_rank);
         }
-        self.meet(limits)?;
+        self.meet().await;
         let lost = |local_rank: usize, cause: String| Error::PeerLost {
             peer: format!("local rank(s) {:?} of this host", [local_rank]),
             ranks: Vec::new(),
             cause,
             operation: "a collective in shared memory".to_owned(),
-            rank: Some(self.rank),
+            rank: Some(self.node.rank),
         };
         moved.map_err(|(local_rank, cause)| {
             lost(local_rank, format!("the memory of its process cannot be used: {cause}"))
         })?;
-        match self.window.failed() {
+        match self.node.window.failed() {
             None => Ok(()),
             Some(local_rank) => Err(lost(local_rank, "another rank cannot use the memory of its process".to_owned())),
         }
     }
 
-    /// Names the next operation.
-    fn begin(&mut self, len_bytes: usize, stamp: Stamp) {
-        self.moved_bytes += len_bytes as u64;
-        self.turn += 1;
-        self.window.name(self.turn, name(len_bytes, stamp));
+    /// Enters a lane and names the collective there. An operation that does another one leaves the lane of the
+    /// one before.
+    async fn begin(&self, len_bytes: usize) {
+        self.leave();
+        let entered = &self.node.entered;
+        let lane = poll_fn(|_| match self.node.window.enter(self.stamp, &mut entered.borrow_mut()) {
+            Some(lane) => Poll::Ready(lane),
+            None => Poll::Pending,
+        });
+        self.lane.set(Some(lane.await));
+        self.count(len_bytes);
+        self.lane().name(name(len_bytes, self.stamp));
+    }
+
+    fn leave(&self) {
+        self.lane.take().into_iter().for_each(|lane| self.node.window.leave(lane));
+    }
+
+    fn count(&self, len_bytes: usize) {
+        self.node.moved_bytes.update(|moved_bytes| moved_bytes + len_bytes as u64);
     }
 
     /// Comes to the first meeting of an operation. Returns an error if the ranks have come to different
     /// operations.
-    fn meet_first(&self, len_bytes: usize, limits: WaitLimits) -> Result<()> {
-        self.meet(limits)?;
-        match self.window.differs(self.turn, name(len_bytes, limits.stamp)) {
+    async fn meet_first(&self, len_bytes: usize) -> Result<()> {
+        self.meet().await;
+        match self.lane().differs(name(len_bytes, self.stamp)) {
             None => Ok(()),
             Some(local_rank) => Err(Error::protocol(
-                self.rank,
+                self.node.rank,
                 format!("local rank {local_rank} of this host"),
-                format!("another operation instead of {len_bytes} bytes of operation {}", limits.stamp),
+                format!("another operation instead of {len_bytes} bytes of operation {}", self.stamp),
             )),
         }
     }
 
-    fn meet(&self, limits: WaitLimits) -> Result<()> {
-        self.window.meet(limits.stop, limits.limit).map_err(|absence| match absence {
-            Absence::Stopped => Error::Stopped {},
-            Absence::Missing { local_ranks, waited } => Error::PeerLost {
-                peer: format!("local rank(s) {local_ranks:?} of this host"),
-                ranks: Vec::new(),
-                cause: format!("nothing moved for {} s", waited.as_secs()),
-                operation: "a collective in shared memory".to_owned(),
-                rank: Some(self.rank),
-            },
-        })
+    /// Comes to the next meeting, and is done when all local ranks have come.
+    async fn meet(&self) {
+        if let Some(meeting) = self.lane().come() {
+            self.meeting.set(Some(meeting));
+            poll_fn(|_| if self.lane().has_met(meeting) { Poll::Ready(()) } else { Poll::Pending }).await;
+            self.meeting.set(None);
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
+use std::rc::Rc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -51,7 +52,7 @@ pub(super) struct Placement {
     /// True if every rank has a name for its rack, be it one for all.
     pub(super) are_racks_named: bool,
     /// This rank's neighbours, if it has any.
-    pub(super) node: Option<Node>,
+    pub(super) node: Option<Rc<Node>>,
 }
 
 impl Placement {
@@ -141,7 +142,7 @@ impl Placement {
         let node = node.filter(|_| succeeded(&own, 0)).map(|(window, arenas)| {
             let arenas = if succeeded(&own, 1) { arenas } else { Vec::new() };
             let processes = succeeded(&own, 2).then(|| own.iter().map(|rank| cards[*rank][2] as u32).collect());
-            Node::new(window, MemoryReach::new(arenas, processes), rank)
+            Rc::new(Node::new(window, MemoryReach::new(arenas, processes), rank))
         });
         let (arenas, processes) = (succeeded(&own, 1), succeeded(&own, 2));
         tracing::debug!(rank, hosts = ?shared, arenas, processes, "ranks that share memory");

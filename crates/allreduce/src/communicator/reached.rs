@@ -2,6 +2,7 @@
 //! here, or the kernel reads and writes it in its process, or it is not reached at all.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,12 +37,13 @@ pub(super) struct MemoryReach {
     pub(super) arenas: Vec<Region>,
     /// Each local rank's process, if all of them can read each other's memory and do so.
     pub(super) processes: Option<Arc<[u32]>>,
-    scratch: Option<Buffer>,
+    /// Room for the copies of the operation that computes.
+    scratch: RefCell<Option<Buffer>>,
 }
 
 impl MemoryReach {
     pub(super) fn new(arenas: Vec<Region>, processes: Option<Arc<[u32]>>) -> Self {
-        MemoryReach { arenas, processes, scratch: None }
+        MemoryReach { arenas, processes, scratch: RefCell::new(None) }
     }
 
     /// Returns true if ranks read each other's processes.
@@ -64,7 +66,7 @@ impl MemoryReach {
     /// The buffers of an operation, from what each local rank has shown. The own buffer keeps the address
     /// that the caller lent.
     pub(super) fn buffers(
-        &mut self,
+        &self,
         (own, len_bytes): (*mut u8, usize),
         (local_rank, piece_bytes): (usize, usize),
         shown: impl Iterator<Item = u64>,
@@ -85,7 +87,8 @@ impl MemoryReach {
         let mut scratch = std::ptr::null_mut();
         if places.iter().any(|place| matches!(place, BufferPlace::InProcess(_))) {
             taken_bytes = (ALL_READ_BYTES / count / 4096 * 4096).clamp(LEAST_READ_BYTES, TAKEN_BYTES);
-            let room = self.scratch.get_or_insert_with(|| Buffer::zeroed((count + 1) * taken_bytes));
+            let mut room = self.scratch.borrow_mut();
+            let room = room.get_or_insert_with(|| Buffer::zeroed((count + 1) * taken_bytes));
             scratch = room.bytes_mut().as_mut_ptr();
         }
         ReachedBuffers {

@@ -10,9 +10,8 @@ use ringpull_plan::Schedule;
 use crate::communicator::Communicator;
 use crate::communicator::begun::BegunOperation;
 use crate::communicator::hierarchy::{self, Hosts};
-use crate::communicator::node::WaitLimits;
 use crate::communicator::schedules::Sum;
-use crate::interpreter::Memory;
+use crate::interpreter::{Memory, Step};
 use crate::transport::Stamp;
 
 impl Communicator {
@@ -21,13 +20,12 @@ impl Communicator {
         if choice == AlgorithmChoice::Native && reduction != Reduction::Sum { AlgorithmChoice::Auto } else { choice }
     }
 
-    /// Returns true if sums by `choice` are done in shared memory or by the library, and not by a plan.
-    fn sums_at_once(&self, choice: AlgorithmChoice) -> bool {
+    /// Returns true if sums by `choice` go through shared memory within hosts.
+    fn uses_shared_memory(&self, choice: AlgorithmChoice) -> bool {
         match choice {
             AlgorithmChoice::Auto | AlgorithmChoice::Nccl => self.placement.has_neighbours(),
             AlgorithmChoice::Ordered => self.is_ordered_anyway(),
-            AlgorithmChoice::Plan(_) => false,
-            AlgorithmChoice::Native => true,
+            AlgorithmChoice::Plan(_) | AlgorithmChoice::Native => false,
         }
     }
 
@@ -44,19 +42,19 @@ impl Communicator {
         self.placement.is_one_host() && self.placement.has_neighbours()
     }
 
-    /// Returns true if sums by the communicator's own choice are done at once, one after another, in the same
-    /// order on every rank.
+    /// Returns true if sums by the communicator's own choice are the library's, which blocks: they are done one
+    /// after another, in the same order on every rank.
     pub fn sums_block(&self) -> bool {
-        self.sums_at_once(self.choice)
+        self.choice == AlgorithmChoice::Native
     }
 
     /// Returns true if all ranks share one host's memory, and collectives go through it.
     pub(super) fn is_in_one_memory(&self) -> bool {
-        self.sums_block() && self.placement.is_one_host()
+        self.placement.is_one_host() && self.uses_shared_memory(self.choice)
     }
 
-    /// Begins to sum `data` over all ranks, or another reduction. If the reduction has to be done at once it
-    /// is done; no other collective of all ranks may be under way then. Sums of higher `priority` go first.
+    /// Begins to sum `data` over all ranks, or another reduction. If sums [block](Self::sums_block) it is done at
+    /// once, and no other collective of all ranks may be under way. Sums of higher `priority` go first.
     /// Operations under way together have stamps of their own. `step_bytes` is the number of bytes that the
     /// whole step sums: the same on every rank, and 0 if that is not known.
     pub fn begin_allreduce(
@@ -100,35 +98,40 @@ impl Communicator {
         (priority, step_bytes): (i32, usize),
     ) -> Result<BegunOperation> {
         let choice = Self::choice_for(choice, reduction);
-        if self.sums_at_once(choice) {
-            return self.at_once(data, |own, data| match choice {
-                AlgorithmChoice::Native => own.executor.transport.native_allreduce(dtype, data.bytes_mut()),
-                _ => own.allreduce_by_host((reduction, dtype), data, stamp),
-            });
+        if choice == AlgorithmChoice::Native {
+            return self.at_once(data, |own, data| own.executor.transport.native_allreduce(dtype, data.bytes_mut()));
+        }
+        if self.uses_shared_memory(choice) {
+            return Ok(self.begin_by_host((reduction, dtype), data, stamp, priority));
         }
         let sum = Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.bytes().len()) };
         let schedule = self.helped_schedule(sum, stamp, priority);
         Ok(BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, stamp, priority)))
     }
 
-    /// Sums by shared memory within hosts, and by a plan between them.
-    fn allreduce_by_host(&mut self, arithmetic: Arithmetic, data: &mut Memory, stamp: Stamp) -> Result<()> {
-        let stop = Arc::clone(&self.executor.stop);
-        let limits = WaitLimits { stamp, stop: &stop, limit: self.executor.runner.limit };
-        if self.placement.is_one_host()
-            && let Some(node) = &mut self.placement.node
-        {
-            return node.allreduce(arithmetic, data.bytes_mut(), limits);
-        }
-        let hosts = Hosts {
-            ranks: &self.placement.hosts,
-            racks: self.placement.racks.as_ref(),
-            model: &self.learned.model,
-            links: self.learned.links.as_ref(),
-            segments: self.cuts,
+    /// Begins to sum by shared memory within hosts, and by a plan between them.
+    fn begin_by_host(
+        &mut self,
+        arithmetic: Arithmetic,
+        mut data: Memory,
+        stamp: Stamp,
+        priority: i32,
+    ) -> BegunOperation {
+        let rank = self.rank();
+        let node = self.placement.node.as_ref();
+        let steps = match node.filter(|_| self.placement.is_one_host()) {
+            Some(node) => vec![Step::Host(node.allreduce(arithmetic, &mut data, stamp))],
+            None => {
+                let hosts = Hosts {
+                    ranks: &self.placement.hosts,
+                    racks: self.placement.racks.as_ref(),
+                    model: &self.learned.model,
+                    links: self.learned.links.as_ref(),
+                    segments: self.cuts,
+                };
+                hierarchy::allreduce((hosts, node), (rank, &mut self.schedules), arithmetic, &mut data, stamp)
+            }
         };
-        let node = self.placement.node.as_mut();
-        let executor = (&mut self.executor, &mut self.schedules);
-        hierarchy::allreduce((hosts, node), executor, arithmetic, data, limits)
+        BegunOperation::UnderWay(self.executor.runner.begin_program(steps, data, stamp, priority))
     }
 }

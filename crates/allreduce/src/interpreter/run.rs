@@ -16,11 +16,14 @@
 //!
 //! So every operation ends, however full the others' lanes are, and in whichever order the ranks begin their
 //! operations. A peer may have to buffer the messages in flight to it (`ahead`).
+//!
+//! A program is an operation of several steps. Those in shared memory are polled beside the messages.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use ringpull_base::timeline::{self, Name, Phase};
@@ -33,6 +36,7 @@ use crate::interpreter::flight::{Flight, FlightMemory, HostMemory, Ticket};
 use crate::interpreter::halfway::{HalfwayUpdate, PartUpdate};
 use crate::interpreter::idle::IdleWait;
 use crate::interpreter::memory::Memory;
+use crate::interpreter::program::{Program, Step};
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{PostedMessage, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
@@ -56,6 +60,8 @@ pub struct Runner {
     pub received_bytes: u64,
     /// The operations under way, in the order of preference: higher priority, then begun earlier.
     flights: Vec<Flight>,
+    /// The programs under way, in the order in which they were begun, in which they take lanes of the window.
+    programs: Vec<Program>,
     begun: Ticket,
     finished: Vec<(Ticket, Memory)>,
     /// Memory that the transport may use for ever.
@@ -88,6 +94,7 @@ impl Runner {
             sent_bytes: 0,
             received_bytes: 0,
             flights: Vec::new(),
+            programs: Vec::new(),
             begun: 0,
             finished: Vec::new(),
             lost: Vec::new(),
@@ -162,6 +169,14 @@ impl Runner {
         self.board(schedule, FlightMemory::Endpoint(endpoint), stamp, priority)
     }
 
+    /// Begins to execute `steps` on `memory`, one after another, and gives it back when all are done.
+    pub fn begin_program(&mut self, steps: Vec<Step>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
+        self.begun += 1;
+        let (ticket, steps) = (self.begun, steps.into());
+        self.programs.push(Program { ticket, stamp, priority, steps, flight: None, memory });
+        ticket
+    }
+
     fn board(&mut self, schedule: &Arc<Schedule>, memory: FlightMemory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         self.changed = true;
@@ -196,7 +211,9 @@ impl Runner {
         if self.flights.is_empty() {
             // An operation that finished without a message has nothing to wait for.
             self.idle = IdleWait::default();
-            return Ok(());
+            let step = self.programs.iter_mut().find_map(Program::host_step);
+            let outcome = step.map_or(Ok(()), |step| step.wait(self.limit));
+            return outcome.inspect_err(|_| self.end_all());
         }
         self.idle.wait(self.limit, self.open_bytes, transport).map_err(|waited| {
             let error = self.stuck(transport.rank(), waited);
@@ -211,7 +228,7 @@ impl Runner {
 
     /// Returns true if any operation is under way.
     pub fn is_busy(&self) -> bool {
-        !self.flights.is_empty()
+        !self.flights.is_empty() || !self.programs.is_empty()
     }
 
     /// The operations that have finished since they were taken last, in the order in which they did, each
@@ -232,8 +249,7 @@ impl Runner {
         self.lost.push(memory);
     }
 
-    /// Executes `schedule` on a range of `memory` to its end. Blocks; collective. Others under way move on
-    /// meanwhile, and `on_progress` is called when something may have moved.
+    /// Executes `schedule` on `memory` to its end. Blocks; collective. Others under way move on meanwhile.
     ///
     /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do. After an error the runner has the
     /// memory.
@@ -243,22 +259,14 @@ impl Runner {
     pub fn run(
         &mut self,
         schedule: &Arc<Schedule>,
-        (memory, range): (&mut Memory, Range<usize>),
+        memory: &mut Memory,
         transport: &mut dyn Transport,
         stamp: Stamp,
-        (stop, on_progress): (&AtomicBool, &dyn Fn()),
+        stop: &AtomicBool,
     ) -> Result<()> {
-        assert_eq!(schedule.len_bytes, range.len(), "a schedule runs on a buffer of its own length");
-        assert!(range.end <= memory.bytes().len(), "a range lies in its memory");
-        assert!(memory.is_exclusive() || schedule.only_sends(), "a schedule that receives has its memory for itself");
-        let host =
-            HostMemory { base: memory.start().wrapping_add(range.start), memory: Memory::Nothing, halfway: None };
-        let ticket = self.board(schedule, FlightMemory::Host(host), stamp, i32::MAX);
-        let outcome = self.until(ticket, transport, (stop, on_progress));
-        if outcome.is_err() {
-            self.lose(std::mem::take(memory));
-        }
-        outcome.map(drop)
+        let ticket = self.begin(schedule, std::mem::take(memory), stamp, i32::MAX);
+        *memory = self.until(ticket, transport, stop)?;
+        Ok(())
     }
 
     /// As [`run`](Self::run), with an endpoint of the caller's.
@@ -274,26 +282,18 @@ impl Runner {
         // with its flight, or has been forgotten.
         let endpoint = unsafe { std::mem::transmute::<Box<dyn Endpoint + '_>, Box<dyn Endpoint>>(endpoint) };
         let ticket = self.board(schedule, FlightMemory::Endpoint(endpoint), stamp, i32::MAX);
-        self.until(ticket, transport, (stop, &|| ()))
+        self.until(ticket, transport, stop)
     }
 
-    /// Returns the operation's memory when it is finished. Others under way move on meanwhile, and
-    /// `on_progress` is called when something may have moved.
+    /// Returns the operation's memory when it is finished. Others under way move on meanwhile.
     ///
     /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
-    pub fn until(
-        &mut self,
-        ticket: Ticket,
-        transport: &mut dyn Transport,
-        (stop, on_progress): (&AtomicBool, &dyn Fn()),
-    ) -> Result<Memory> {
+    pub fn until(&mut self, ticket: Ticket, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<Memory> {
         loop {
             if let Some(at) = self.finished.iter().position(|(finished, _)| *finished == ticket) {
                 return Ok(self.finished.remove(at).1);
             }
-            if self.advance(transport, stop)? {
-                on_progress();
-            } else {
+            if !self.advance(transport, stop)? {
                 self.pause(transport)?;
             }
         }
@@ -314,9 +314,60 @@ impl Runner {
             self.idle = IdleWait::default();
             self.changed = true;
             done.iter().try_for_each(|token| self.complete(*token))?;
+            self.programs.iter().for_each(Program::beat);
         }
         self.done = done;
+        self.go_on()?;
         Ok(self.changed)
+    }
+
+    /// Goes on with every program as far as it can without waiting.
+    fn go_on(&mut self) -> Result<()> {
+        let mut at = 0;
+        while at < self.programs.len() {
+            let Program { stamp, priority, flight, memory, steps, .. } = &mut self.programs[at];
+            match steps.front_mut() {
+                None => {
+                    let Program { ticket, memory, .. } = self.programs.remove(at);
+                    self.finished.push((ticket, memory));
+                    self.changed = true;
+                }
+                Some(Step::Host(step)) => match step.poll() {
+                    Poll::Ready(outcome) => {
+                        outcome?;
+                        drop(steps.pop_front());
+                    }
+                    Poll::Pending => at += 1,
+                },
+                Some(Step::Plan(..)) if flight.is_some() => at += 1,
+                Some(Step::Plan(schedule, range)) => {
+                    assert_eq!(schedule.len_bytes, range.len(), "a schedule runs on a buffer of its own length");
+                    assert!(range.end <= memory.bytes().len(), "a range lies in its memory");
+                    let base = memory.start().wrapping_add(range.start);
+                    let (schedule, stamp, priority) = (Arc::clone(schedule), *stamp, *priority);
+                    let host = FlightMemory::Host(HostMemory { base, memory: Memory::Nothing, halfway: None });
+                    let ticket = self.board(&schedule, host, stamp, priority);
+                    self.programs[at].flight = Some(ticket);
+                    if let Some(place) = self.finished.iter().position(|(finished, _)| *finished == ticket) {
+                        // It has no message.
+                        self.finished.remove(place);
+                        self.land(ticket);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the step of the program that this flight belongs to. Returns false if it belongs to none.
+    fn land(&mut self, flight: Ticket) -> bool {
+        let program = self.programs.iter_mut().find(|program| program.flight == Some(flight));
+        let is_found = program.is_some();
+        if let Some(program) = program {
+            program.flight = None;
+            drop(program.steps.pop_front());
+        }
+        is_found
     }
 
     /// Posts every message whose turn has come.
@@ -404,7 +455,9 @@ impl Runner {
         self.open_bytes -= flight.settle(index, &mut self.scratch)?;
         if flight.is_finished() {
             let memory = self.flights.remove(at).take_memory();
-            self.finished.push((ticket, memory));
+            if !self.land(ticket) {
+                self.finished.push((ticket, memory));
+            }
         }
         Ok(())
     }
@@ -430,6 +483,7 @@ impl Runner {
         self.lost.extend(self.finished.drain(..).map(|(_, memory)| memory));
         self.lost.extend(flights.iter_mut().map(Flight::take_memory));
         std::mem::forget(flights);
+        self.lost.extend(self.programs.drain(..).map(|program| program.memory));
         self.open_bytes = 0;
     }
 }

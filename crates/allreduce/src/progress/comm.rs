@@ -1,8 +1,8 @@
 //! The comm thread: begins launched operations, keeps several sums under way, and hands on the finished ones.
 //!
 //! It alone talks to the transport. Sums begin as they are launched, at most 32 at once, and progress
-//! together. A job that needs the communicator to itself runs when no other operation of all ranks is under
-//! way. The sums of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of
+//! together, by messages and in shared memory alike. A job that needs the communicator to itself runs when no
+//! other operation of all ranks is under way; so does a sum by the library's own allreduce. The sums of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of
 //! its own choice is asked again when those are done. Finished operations are handed on in the order in which
 //! they began, with two exceptions. One may overtake those of lower priority; one for which a held operation
 //! waits may overtake all. None overtakes an operation of its own topic.

@@ -91,7 +91,8 @@ impl Engine {
         Ok(Arc::new(engine))
     }
 
-    /// The engines of `size` ranks in this process, over threads and channels.
+    /// The engines of `size` ranks in this process, over threads and channels, as if each were on a host of its
+    /// own.
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         Engine::in_process_with_helpers(size, 0, config)
     }
@@ -99,8 +100,14 @@ impl Engine {
     /// As [`in_process`](Self::in_process), with helpers. Their engines come last, and a thread must
     /// [serve](Self::serve) each.
     pub fn in_process_with_helpers(workers: usize, helpers: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
-        let size = workers + helpers;
-        let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
+        let hosts: Vec<usize> = (0..workers + helpers).collect();
+        Engine::in_process_on(&hosts, helpers, config)
+    }
+
+    /// As [`in_process_with_helpers`](Self::in_process_with_helpers). Ranks with the same number are on the
+    /// same host, and share memory.
+    pub fn in_process_on(hosts: &[usize], helpers: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
+        let ends = inproc::world_on(hosts).into_iter().zip(Control::in_process(hosts.len()));
         let start = |transport: inproc::Inproc, control| {
             let connected = move || {
                 Ok(ReadyTransport {

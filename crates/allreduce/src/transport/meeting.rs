@@ -1,5 +1,6 @@
 //! Lets ranks meet at counters in memory that they share: no rank goes on before all have come, and writes
-//! made before the meeting are visible after it.
+//! made before the meeting are visible after it. An operation's meetings have a lane of their own: its first
+//! rank takes a free one, and its last rank to leave frees it.
 //!
 //! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the
 //! memory model allows.
@@ -16,18 +17,17 @@ pub(crate) trait Number {
     fn store(&self, value: u32, ordering: Ordering);
     /// Adds to it, and returns the value before.
     fn add(&self, value: u32, ordering: Ordering) -> u32;
+    /// Makes it 1 if it is 0. Returns true if it was.
+    fn lock(&self) -> bool;
 }
 
 /// A number that ranks may sleep on.
 pub(crate) trait SleepCounter: Number {
-    /// Sleeps if it still is `value`, until it is woken or for a while.
-    fn sleep(&self, value: u32);
+    /// Sleeps if it still is `value`, until it is woken or for `longest`.
+    fn sleep(&self, value: u32, longest: Duration);
     /// Wakes all that sleep.
     fn wake(&self);
 }
-
-/// The greatest length of one sleep.
-const NAP: Duration = Duration::from_millis(20);
 
 impl Number for AtomicU32 {
     fn load(&self, ordering: Ordering) -> u32 {
@@ -41,11 +41,15 @@ impl Number for AtomicU32 {
     fn add(&self, value: u32, ordering: Ordering) -> u32 {
         self.fetch_add(value, ordering)
     }
+
+    fn lock(&self) -> bool {
+        self.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
 }
 
 impl SleepCounter for AtomicU32 {
-    fn sleep(&self, value: u32) {
-        let nap = Timespec::try_from(NAP).expect("a nap is a valid time");
+    fn sleep(&self, value: u32, longest: Duration) {
+        let nap = Timespec::try_from(longest).expect("a nap is a valid time");
         match futex::wait(self, futex::Flags::empty(), value, Some(&nap)) {
             Ok(()) | Err(Errno::TIMEDOUT | Errno::AGAIN | Errno::INTR) => {}
             // The system lacks this call: look at intervals instead.
@@ -88,35 +92,90 @@ impl<N: SleepCounter> Meeting<'_, N> {
         None
     }
 
-    /// Waits until the meeting takes place: awake as long as `is_awake` returns true, then asleep. `look` is
-    /// called before each sleep, and its error ends the wait.
-    pub(super) fn wait<E>(
-        &self,
-        generation: u32,
-        mut is_awake: impl FnMut() -> bool,
-        mut look: impl FnMut() -> Result<(), E>,
-    ) -> Result<(), E> {
+    /// Returns true if the meeting has taken place.
+    pub(super) fn has_met(&self, generation: u32) -> bool {
+        self.generation.load(Ordering::Acquire) != generation
+    }
+
+    /// Looks for the meeting as long as `is_awake` returns true. Returns true if it has taken place.
+    pub(super) fn look(&self, generation: u32, mut is_awake: impl FnMut() -> bool) -> bool {
         loop {
-            if self.generation.load(Ordering::Acquire) != generation {
-                return Ok(());
+            if self.has_met(generation) {
+                return true;
             }
             if !is_awake() {
-                break;
+                return false;
             }
         }
+    }
+
+    /// Sleeps until the meeting takes place, or for `longest`, or a moment less.
+    pub(super) fn nap(&self, generation: u32, longest: Duration) {
         self.sleepers.add(1, Ordering::SeqCst);
-        let mut outcome = Ok(());
         // The rank that stores the next generation sees the sleeper, or the sleeper sees that generation:
         // both are `SeqCst`.
-        while outcome.is_ok() && self.generation.load(Ordering::SeqCst) == generation {
-            outcome = look();
-            if outcome.is_ok() {
-                self.generation.sleep(generation);
-            }
+        if self.generation.load(Ordering::SeqCst) == generation {
+            self.generation.sleep(generation, longest);
         }
         self.sleepers.add(u32::MAX, Ordering::SeqCst);
-        outcome
     }
+}
+
+/// The counters that say which operation has a lane. All begin at zero.
+pub(super) struct Tenancy<'a, N> {
+    /// The stamp of the operation.
+    pub(super) stamp: &'a N,
+    /// Odd while an operation has the lane, and another number for each.
+    pub(super) epoch: &'a N,
+    /// The ranks that have left.
+    pub(super) left: &'a N,
+}
+
+impl<N: Number> Tenancy<'_, N> {
+    /// Leaves the lane, which is free when the last of `ranks` ranks has left.
+    pub(super) fn leave(&self, ranks: u32) {
+        if self.left.add(1, Ordering::AcqRel) + 1 == ranks {
+            self.left.store(0, Ordering::Relaxed);
+            self.epoch.add(1, Ordering::Release);
+        }
+    }
+}
+
+/// Enters the lane that an operation has, or takes a free one for it. Returns its index; `None` if no lane
+/// can be had now. `entered` holds the epoch in which this rank was last in each lane: an operation in which
+/// it has been is over for it, and a later one may have the same stamp.
+pub(super) fn enter<'a, N: Number + 'a>(
+    lock: &N,
+    lane: impl Fn(usize) -> Tenancy<'a, N>,
+    entered: &mut [u32],
+    stamp: u32,
+) -> Option<usize> {
+    if !lock.lock() {
+        return None;
+    }
+    let (mut found, mut free) = (None, None);
+    for (index, entered) in entered.iter().enumerate() {
+        let lane = lane(index);
+        match lane.epoch.load(Ordering::Acquire) {
+            epoch if epoch % 2 == 0 => free = free.or(Some(index)),
+            epoch if epoch != *entered && lane.stamp.load(Ordering::Relaxed) == stamp => {
+                found = Some(index);
+                break;
+            }
+            _ => {}
+        }
+    }
+    if let (None, Some(index)) = (found, free) {
+        let lane = lane(index);
+        lane.stamp.store(stamp, Ordering::Relaxed);
+        lane.epoch.add(1, Ordering::Relaxed);
+        found = free;
+    }
+    if let Some(index) = found {
+        entered[index] = lane(index).epoch.load(Ordering::Relaxed);
+    }
+    lock.store(0, Ordering::Release);
+    found
 }
 
 /// Offers work anew, before a meeting.
@@ -172,11 +231,15 @@ pub(crate) mod tests {
         fn add(&self, value: u32, ordering: Ordering) -> u32 {
             self.value.fetch_add(value, fence(ordering))
         }
+
+        fn lock(&self) -> bool {
+            self.value.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        }
     }
 
     impl SleepCounter for LoomNumber {
         /// Never ends by itself: a wake-up that is lost is a deadlock, which loom reports.
-        fn sleep(&self, value: u32) {
+        fn sleep(&self, value: u32, _longest: Duration) {
             let queue = self.queue.lock().unwrap();
             if self.value.load(Ordering::Acquire) == value {
                 drop(self.woken.wait(queue).unwrap());
@@ -206,8 +269,12 @@ pub(crate) mod tests {
                 thread::yield_now();
                 left.replace(left.get().saturating_sub(1)) > 0
             };
-            if let Some(generation) = meeting.come(&self.met[rank], ranks) {
-                meeting.wait(generation, is_awake, || Ok::<(), ()>(())).unwrap();
+            if let Some(generation) = meeting.come(&self.met[rank], ranks)
+                && !meeting.look(generation, is_awake)
+            {
+                while !meeting.has_met(generation) {
+                    meeting.nap(generation, Duration::MAX);
+                }
             }
         }
     }
@@ -246,6 +313,65 @@ pub(crate) mod tests {
                 }
             }
         }
+    }
+
+    /// Two lanes, each with a place to meet and a slot of its own for each of two ranks.
+    #[derive(Default)]
+    struct TwoLanes {
+        lock: LoomNumber,
+        tenancies: [[LoomNumber; 3]; 2],
+        places: [MeetingPlace; 2],
+    }
+
+    impl TwoLanes {
+        fn tenancy(&self, lane: usize) -> Tenancy<'_, LoomNumber> {
+            let [stamp, epoch, left] = &self.tenancies[lane];
+            Tenancy { stamp, epoch, left }
+        }
+    }
+
+    /// Operations one after another on two ranks, all of one stamp or of different ones: each writes its own
+    /// slot of the lane, meets, reads the other's, and leaves.
+    fn operations(stamps: [u32; 3]) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(move || {
+            let slots: Vec<(UnsafeCell<()>, LoomNumber)> =
+                (0..4).map(|_| (UnsafeCell::new(()), LoomNumber::default())).collect();
+            let shared = Arc::new((TwoLanes::default(), slots));
+            let work = move |rank: usize, (lanes, slots): &(TwoLanes, Vec<(UnsafeCell<()>, LoomNumber)>)| {
+                let mut entered = [0; 2];
+                for (at, stamp) in (1..).zip(stamps) {
+                    let lane = loop {
+                        match enter(&lanes.lock, |lane| lanes.tenancy(lane), &mut entered, stamp) {
+                            Some(lane) => break lane,
+                            None => thread::yield_now(),
+                        }
+                    };
+                    let slot = |rank: usize| &slots[2 * lane + rank];
+                    slot(rank).0.with_mut(drop);
+                    slot(rank).1.store(at, Ordering::Relaxed);
+                    lanes.places[lane].meet(rank, 2, 0);
+                    slot(1 - rank).0.with(drop);
+                    assert_eq!(slot(1 - rank).1.load(Ordering::Relaxed), at);
+                    lanes.tenancy(lane).leave(2);
+                }
+            };
+            let other = Arc::clone(&shared);
+            let other = thread::spawn(move || work(1, &other));
+            work(0, &shared);
+            other.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_rank_that_is_ahead_takes_another_lane_for_the_next_operation_of_the_same_stamp() {
+        operations([7; 3]);
+    }
+
+    #[test]
+    fn ranks_find_each_other_in_the_lane_of_their_operation() {
+        operations([u32::MAX, 0, 1]);
     }
 
     /// The faults that these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load

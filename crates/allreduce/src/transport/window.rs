@@ -1,73 +1,85 @@
-//! A shared window of the ranks of one host: a place to meet, and room for the data that they show each
-//! other.
+//! A shared window of the ranks of one host: places to meet, and room for the data that they show each other.
 //!
 //! Every rank has a *local rank*. Ranks meet: none passes a meeting before all have come, and writes made
 //! before it are visible after it. A rank that waits gives its core away for a moment. It then sleeps in the
 //! kernel until the last rank comes, so that ranks may outnumber cores. It wakes now and then to see if the
-//! job was stopped.
+//! job was stopped, or other work has come.
+//!
+//! Each operation has a *lane*, which its ranks enter and leave. So several operations may be under way, and
+//! ranks may begin them in different orders.
 //!
 //! ```text
-//!   counters | a local rank's state, one line each | short slots: 2 a local rank | slots: 2 a local rank | sums: 2
+//!   which lane is whose | a local rank's beats, one line each | lane 0 | lane 1 | ...
+//!   lane: counters | a local rank's state, one line each | a short slot a local rank | slots: 2 a local rank | sums: 2
 //! ```
 //!
 //! Of the two slots, one may be filled while the other is read. The window is one [`Region`]: nothing is left
-//! of it when its processes end.
+//! of it when its processes end, and pages exist once they are touched.
 #![allow(unsafe_code)]
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ringpull_base::Awake;
 use ringpull_base::buffer::region::{Address, Region};
 
-use crate::transport::meeting::{self, Meeting};
+use crate::transport::Stamp;
+use crate::transport::meeting::{self, Meeting, Tenancy};
 
+/// The operations that may be under way at once. A rank takes the first lane that is free, so that a job with
+/// one after another uses two of them, which stay in the cache.
+pub const LANES: usize = 16;
 /// The bytes of a short slot.
 pub const SHORT_BYTES: usize = 16 << 10;
-/// The least bytes of a slot. A slot is long, as far as all slots stay in the last cache: every piece costs a
-/// meeting, and a meeting with a rank that waits for a core costs as much as summing megabytes.
+/// The least bytes of a slot. A slot is long, as far as all slots of a lane stay in the last cache: every
+/// piece costs a meeting, and a meeting with a rank that waits for a core costs as much as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const LONGEST_SLOT_BYTES: usize = 1 << 20;
-/// The bytes of all slots and places for sums, unless their least is more.
+/// The bytes of all slots and places for sums of a lane, unless their least is more.
 const ALL_SLOTS_BYTES: usize = 8 << 20;
 
 const LINE_BYTES: usize = 64;
-/// The counters, each on a line of its own.
+const PAGE_BYTES: usize = 4096;
+/// The places at the window's begin, each on a line of its own: the lock of the two after it, the stamps and
+/// the epochs of all lanes, the local rank, from 1, whose memory another rank could not use, and each local
+/// rank's number of times that it made progress.
+const LOCK: usize = 0;
+const STAMPS: usize = LINE_BYTES;
+const EPOCHS: usize = 2 * LINE_BYTES;
+const UNUSABLE: usize = 3 * LINE_BYTES;
+const BEATS: usize = 4 * LINE_BYTES;
+const _: () = assert!(LANES * size_of::<u32>() <= LINE_BYTES, "all lanes are looked at in one line");
+/// The places at a lane's begin, each on a line of its own.
 const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
-/// The local rank, from 1, whose memory another rank could not use; 0 if there is none.
-const UNUSABLE: usize = 3 * LINE_BYTES;
+const LEFT: usize = 3 * LINE_BYTES;
 const LOCAL_RANKS: usize = 4 * LINE_BYTES;
-/// The places within a local rank's state: the number of meetings it came to, the number of times it made
-/// progress, the number it shows, the number of pieces of its work that are taken, and the names of its
-/// present operation and of the one before.
+/// The places within a local rank's state: the number of meetings it came to, the number of pieces of its
+/// work that are taken, the number it shows, and the name of its operation.
 const MET: usize = 0;
-const BEATS: usize = 4;
+const TAKEN: usize = 4;
 const SHOWN: usize = 8;
-const TAKEN: usize = 16;
-const NAMES: usize = 24;
+const NAME: usize = 16;
 
 /// The time for which a waiting rank gives its core away again and again before it sleeps: to wake up takes a
 /// good part of that time.
 const AWAKE: Duration = Duration::from_micros(100);
-/// The longest time that counts as a nap. A nap is far shorter; a longer time is the absence of this process,
-/// not of its peers.
-const LONGEST_NAP: Duration = Duration::from_millis(200);
+/// A sleep is this part of the time waited so far, and at most the longest: other work may come meanwhile,
+/// and the longer nothing happens, the less it matters to be quick.
+const NAP_PART: u32 = 8;
+const LONGEST_NAP: Duration = Duration::from_millis(20);
+/// The longest time that counts as a nap; a longer one is the absence of this process, not of its peers.
+const MOST_COUNTED: Duration = Duration::from_millis(200);
 
-/// The reason for which a meeting did not take place.
+/// The local ranks that did not come, while no rank made progress for a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Absence {
-    /// The job was stopped.
-    Stopped,
-    /// These local ranks did not come, and no rank made progress for this long.
-    Missing {
-        /// The local ranks.
-        local_ranks: Vec<usize>,
-        /// The time that it has waited.
-        waited: Duration,
-    },
+pub struct Absence {
+    /// The local ranks.
+    pub local_ranks: Vec<usize>,
+    /// The time that it has waited.
+    pub waited: Duration,
 }
 
 /// One rank's view of the window.
@@ -75,10 +87,35 @@ pub struct Window {
     region: Region,
     local_rank: usize,
     local_size: usize,
+    layout: Layout,
+}
+
+/// The offsets of a window of a number of local ranks; those below `lane_bytes` are within a lane.
+#[derive(Clone, Copy)]
+struct Layout {
+    slot_bytes: usize,
+    lanes: usize,
     short: usize,
     slots: usize,
     sums: usize,
-    slot_bytes: usize,
+    lane_bytes: usize,
+}
+
+impl Layout {
+    fn of(local_size: usize) -> Self {
+        let slot_bytes = slot_bytes(local_size);
+        let lanes = (BEATS + local_size * LINE_BYTES).next_multiple_of(PAGE_BYTES);
+        let short = (LOCAL_RANKS + local_size * LINE_BYTES).next_multiple_of(PAGE_BYTES);
+        let slots = short + local_size * SHORT_BYTES;
+        let sums = slots + 2 * local_size * slot_bytes;
+        // The more ranks, the longer a window, though not its slots: it may be made for more than there are.
+        let lane_bytes = slots + (2 * (local_size + 1) * slot_bytes).max(ALL_SLOTS_BYTES);
+        Layout { slot_bytes, lanes, short, slots, sums, lane_bytes }
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.lanes + LANES * self.lane_bytes
+    }
 }
 
 /// Returns the bytes of a slot in a window of this many local ranks.
@@ -90,33 +127,17 @@ fn slot_bytes(local_size: usize) -> usize {
 impl Window {
     /// A new window with room for `local_size` ranks.
     pub fn create(local_size: usize) -> io::Result<Region> {
-        Region::create(Self::len_bytes(local_size))
+        Region::create(Layout::of(local_size).len_bytes())
     }
 
     /// The view from `local_rank` of a window that was created for `local_size` or more ranks.
     pub fn over(region: Region, local_rank: usize, local_size: usize) -> io::Result<Self> {
         assert!(local_rank < local_size, "local rank {local_rank} of {local_size}");
-        if region.len_bytes() < Self::len_bytes(local_size) {
+        let layout = Layout::of(local_size);
+        if region.len_bytes() < layout.len_bytes() {
             return Err(io::Error::other("the window is too small"));
         }
-        let short = (LOCAL_RANKS + local_size * LINE_BYTES).next_multiple_of(4096);
-        let slots = (short + 2 * local_size * SHORT_BYTES).next_multiple_of(4096);
-        let slot_bytes = slot_bytes(local_size);
-        Ok(Window {
-            region,
-            local_rank,
-            local_size,
-            short,
-            slots,
-            sums: slots + 2 * local_size * slot_bytes,
-            slot_bytes,
-        })
-    }
-
-    fn len_bytes(local_size: usize) -> usize {
-        let counters = (LOCAL_RANKS + local_size * LINE_BYTES).next_multiple_of(4096);
-        (counters + 2 * local_size * SHORT_BYTES).next_multiple_of(4096)
-            + (2 * (local_size + 1) * SLOT_BYTES).max(ALL_SLOTS_BYTES)
+        Ok(Window { region, local_rank, local_size, layout })
     }
 
     /// The address at which peers find it.
@@ -134,49 +155,25 @@ impl Window {
         self.local_size
     }
 
-    /// A local rank's short slot, of `SHORT_BYTES`; `turn` counts the uses.
-    pub fn short_slot(&self, turn: usize, local_rank: usize) -> *mut u8 {
-        self.at(self.short + (turn % 2 * self.local_size + local_rank) * SHORT_BYTES)
-    }
-
     /// The bytes of a slot, and of the place for sums.
     pub fn slot_bytes(&self) -> usize {
-        self.slot_bytes
+        self.layout.slot_bytes
     }
 
-    /// A local rank's slot, of [`slot_bytes`](Self::slot_bytes).
-    pub fn slot(&self, turn: usize, local_rank: usize) -> *mut u8 {
-        self.at(self.slots + (turn % 2 * self.local_size + local_rank) * self.slot_bytes)
+    /// Enters the lane of the operation `stamp`; `None` if none can be had now. `entered` is this rank's
+    /// record of the lanes, which begins with zeros.
+    pub fn enter(&self, stamp: Stamp, entered: &mut [u32; LANES]) -> Option<usize> {
+        meeting::enter(self.number(LOCK), |lane| self.tenancy(lane), entered, stamp)
     }
 
-    /// The place for sums, of [`slot_bytes`](Self::slot_bytes).
-    pub fn sums(&self, turn: usize) -> *mut u8 {
-        self.at(self.sums + turn % 2 * self.slot_bytes)
+    /// Leaves a lane: this rank has read all that it needs there.
+    pub fn leave(&self, lane: usize) {
+        self.tenancy(lane).leave(self.local_size as u32);
     }
 
-    /// Shows a number to the other local ranks, to be read after the next meeting.
-    pub fn show(&self, number: u64) {
-        self.shown(self.local_rank).store(number, Ordering::Relaxed);
-    }
-
-    /// Returns the number that a local rank showed before the last meeting.
-    pub fn see(&self, local_rank: usize) -> u64 {
-        self.shown(local_rank).load(Ordering::Relaxed)
-    }
-
-    /// Names this rank's operation number `turn`, before its first meeting.
-    pub fn name(&self, turn: usize, name: u64) {
-        self.name_of(turn, self.local_rank).store(name, Ordering::Relaxed);
-    }
-
-    /// Returns a local rank that has given its operation number `turn` another name. To be called between the
-    /// operation's first meeting and the next operation.
-    pub fn differs(&self, turn: usize, name: u64) -> Option<usize> {
-        (0..self.local_size).find(|local_rank| self.name_of(turn, *local_rank).load(Ordering::Relaxed) != name)
-    }
-
-    fn name_of(&self, turn: usize, local_rank: usize) -> &AtomicU64 {
-        self.long(LOCAL_RANKS + local_rank * LINE_BYTES + NAMES + turn % 2 * 8)
+    /// The view of a lane that this rank has entered.
+    pub fn lane(&self, index: usize) -> WindowLane<'_> {
+        WindowLane { window: self, start: self.layout.lanes + index * self.layout.lane_bytes }
     }
 
     /// Lets all ranks know after the next meeting, for good, that this one could not use a local rank's
@@ -190,66 +187,18 @@ impl Window {
         self.number(UNUSABLE).load(Ordering::Relaxed).checked_sub(1).map(|local_rank| local_rank as usize)
     }
 
-    /// Offers this local rank's work anew. Any rank may take it after the next meeting, and all of it is
-    /// taken before the one after.
-    pub fn offer(&self) {
-        meeting::offer(self.taken(self.local_rank));
-    }
-
-    /// The next piece of a local rank's work, of `pieces`, that no rank has taken.
-    pub fn take(&self, local_rank: usize, pieces: usize) -> Option<usize> {
-        meeting::take(self.taken(local_rank), pieces)
-    }
-
     /// Shows the waiting ranks that this one makes progress.
     pub fn beat(&self) {
-        self.number(LOCAL_RANKS + self.local_rank * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
+        self.beats(self.local_rank).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns when every local rank has called it the same number of times as this one. Returns an error
-    /// soon after `stop` is set, or if for `limit` no rank came or made progress. After an error the window
-    /// cannot be used.
-    pub fn meet(&self, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
-        let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
-        let meeting = Meeting { arrived, generation, sleepers };
-        let Some(generation) = meeting.come(self.met(self.local_rank), self.local_size as u32) else { return Ok(()) };
-        let mut awake = Awake::new(AWAKE);
-        let mut patience = None;
-        meeting.wait(
-            generation,
-            || awake.is_awake(),
-            || {
-                if stop.load(Ordering::Acquire) {
-                    return Err(Absence::Stopped);
-                }
-                patience.get_or_insert_with(|| Inactivity::new(self)).look(self, generation, limit)
-            },
-        )
+    fn tenancy(&self, lane: usize) -> Tenancy<'_, AtomicU32> {
+        let [stamp, epoch] = [STAMPS, EPOCHS].map(|line| self.number(line + lane * size_of::<u32>()));
+        Tenancy { stamp, epoch, left: self.lane(lane).number(LEFT) }
     }
 
-    /// Returns a number that changes whenever a local rank comes or beats.
-    fn activity(&self) -> u32 {
-        (0..self.local_size).fold(0u32, |sum, local_rank| {
-            let beats = self.number(LOCAL_RANKS + local_rank * LINE_BYTES + BEATS).load(Ordering::Relaxed);
-            sum.wrapping_add(beats).wrapping_add(self.met(local_rank).load(Ordering::Relaxed))
-        })
-    }
-
-    fn met(&self, local_rank: usize) -> &AtomicU32 {
-        self.number(LOCAL_RANKS + local_rank * LINE_BYTES + MET)
-    }
-
-    fn taken(&self, local_rank: usize) -> &AtomicU32 {
-        self.number(LOCAL_RANKS + local_rank * LINE_BYTES + TAKEN)
-    }
-
-    fn shown(&self, local_rank: usize) -> &AtomicU64 {
-        self.long(LOCAL_RANKS + local_rank * LINE_BYTES + SHOWN)
-    }
-
-    fn long(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: aligned, within the region, and never touched but as this atomic number.
-        unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
+    fn beats(&self, local_rank: usize) -> &AtomicU32 {
+        self.number(BEATS + local_rank * LINE_BYTES)
     }
 
     fn number(&self, offset: usize) -> &AtomicU32 {
@@ -263,32 +212,149 @@ impl Window {
     }
 }
 
-/// The time that a rank has waited while none came or made progress.
-struct Inactivity {
-    waited: Duration,
-    activity: u32,
-    looked: Instant,
+/// One rank's view of a lane.
+#[derive(Clone, Copy)]
+pub struct WindowLane<'a> {
+    window: &'a Window,
+    start: usize,
 }
 
-impl Inactivity {
-    fn new(window: &Window) -> Self {
-        Inactivity { waited: Duration::ZERO, activity: window.activity(), looked: Instant::now() }
+impl<'a> WindowLane<'a> {
+    /// A local rank's short slot, of `SHORT_BYTES`.
+    pub fn short_slot(self, local_rank: usize) -> *mut u8 {
+        self.at(self.window.layout.short + local_rank * SHORT_BYTES)
     }
 
-    fn look(&mut self, window: &Window, generation: u32, limit: Duration) -> Result<(), Absence> {
+    /// A local rank's slot, of [`slot_bytes`](Window::slot_bytes); `turn` counts the uses.
+    pub fn slot(self, turn: usize, local_rank: usize) -> *mut u8 {
+        let Layout { slots, slot_bytes, .. } = self.window.layout;
+        self.at(slots + (turn % 2 * self.window.local_size + local_rank) * slot_bytes)
+    }
+
+    /// The place for sums, of [`slot_bytes`](Window::slot_bytes).
+    pub fn sums(self, turn: usize) -> *mut u8 {
+        self.at(self.window.layout.sums + turn % 2 * self.window.layout.slot_bytes)
+    }
+
+    /// Shows a number to the other local ranks, to be read after the next meeting.
+    pub fn show(self, number: u64) {
+        self.long(self.window.local_rank, SHOWN).store(number, Ordering::Relaxed);
+    }
+
+    /// Returns the number that a local rank showed before the last meeting.
+    pub fn see(self, local_rank: usize) -> u64 {
+        self.long(local_rank, SHOWN).load(Ordering::Relaxed)
+    }
+
+    /// Names this rank's operation, before its first meeting.
+    pub fn name(self, name: u64) {
+        self.long(self.window.local_rank, NAME).store(name, Ordering::Relaxed);
+    }
+
+    /// Returns a local rank that has given the operation another name. To be called after the first meeting.
+    pub fn differs(self, name: u64) -> Option<usize> {
+        (0..self.window.local_size).find(|local_rank| self.long(*local_rank, NAME).load(Ordering::Relaxed) != name)
+    }
+
+    /// Offers this local rank's work anew. Any rank may take it after the next meeting, and all of it is
+    /// taken before the one after.
+    pub fn offer(self) {
+        meeting::offer(self.taken(self.window.local_rank));
+    }
+
+    /// The next piece of a local rank's work, of `pieces`, that no rank has taken.
+    pub fn take(self, local_rank: usize, pieces: usize) -> Option<usize> {
+        meeting::take(self.taken(local_rank), pieces)
+    }
+
+    /// Comes to the next meeting. Returns the meeting to wait for, unless this was the last rank.
+    pub fn come(self) -> Option<u32> {
+        self.meeting().come(self.met(self.window.local_rank), self.window.local_size as u32)
+    }
+
+    /// Returns true if a meeting has taken place.
+    pub fn has_met(self, meeting: u32) -> bool {
+        self.meeting().has_met(meeting)
+    }
+
+    fn meeting(self) -> Meeting<'a, AtomicU32> {
+        let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
+        Meeting { arrived, generation, sleepers }
+    }
+
+    fn met(self, local_rank: usize) -> &'a AtomicU32 {
+        self.number(LOCAL_RANKS + local_rank * LINE_BYTES + MET)
+    }
+
+    fn taken(self, local_rank: usize) -> &'a AtomicU32 {
+        self.number(LOCAL_RANKS + local_rank * LINE_BYTES + TAKEN)
+    }
+
+    fn long(self, local_rank: usize, place: usize) -> &'a AtomicU64 {
+        // SAFETY: aligned, within the region, and never touched but as this atomic number.
+        unsafe { AtomicU64::from_ptr(self.at(LOCAL_RANKS + local_rank * LINE_BYTES + place).cast()) }
+    }
+
+    fn number(self, offset: usize) -> &'a AtomicU32 {
+        self.window.number(self.start + offset)
+    }
+
+    fn at(self, offset: usize) -> *mut u8 {
+        self.window.at(self.start + offset)
+    }
+}
+
+/// One wait of a rank: for a meeting, or for a lane.
+pub struct WindowWait {
+    awake: Awake,
+    looked: Instant,
+    /// The time for which no rank has come or made progress.
+    waited: Duration,
+    activity: Option<u32>,
+}
+
+impl WindowWait {
+    /// A wait that begins now.
+    pub fn new() -> Self {
+        WindowWait { awake: Awake::new(AWAKE), looked: Instant::now(), waited: Duration::ZERO, activity: None }
+    }
+
+    /// Waits a little: awake at first, then asleep, for `meeting` of `lane`, or for a lane if there is none.
+    /// Returns an error if for `limit` no rank came to a meeting of the lane or made progress.
+    pub fn wait(&mut self, window: &Window, meeting: Option<(usize, u32)>, limit: Duration) -> Result<(), Absence> {
+        let meeting = meeting.map(|(lane, generation)| (window.lane(lane), generation));
+        let has_met = match meeting {
+            Some((lane, generation)) => lane.meeting().look(generation, || self.awake.is_awake()),
+            None => self.awake.is_awake(),
+        };
+        if has_met {
+            return Ok(());
+        }
+        let longest = (self.waited / NAP_PART).clamp(AWAKE, LONGEST_NAP);
+        match meeting {
+            Some((lane, generation)) => lane.meeting().nap(generation, longest),
+            None => std::thread::sleep(longest),
+        }
         let now = Instant::now();
-        self.waited += now.duration_since(self.looked).min(LONGEST_NAP);
+        self.waited += now.duration_since(self.looked).min(MOST_COUNTED);
         self.looked = now;
-        let present = window.activity();
-        if present != self.activity {
-            (self.activity, self.waited) = (present, Duration::ZERO);
+        let local_ranks = || 0..window.local_size;
+        let beats = local_ranks().map(|local_rank| window.beats(local_rank).load(Ordering::Relaxed));
+        let met = meeting.into_iter().flat_map(|(lane, _)| local_ranks().map(move |local_rank| lane.met(local_rank)));
+        let activity = met.map(|met| met.load(Ordering::Relaxed)).chain(beats).fold(0, u32::wrapping_add);
+        if self.activity.replace(activity).is_some_and(|before| before != activity) {
+            self.waited = Duration::ZERO;
         }
         if self.waited <= limit {
             return Ok(());
         }
-        let came = generation.wrapping_add(1);
-        let missing = |local_rank: &usize| window.met(*local_rank).load(Ordering::Relaxed) != came;
-        Err(Absence::Missing { local_ranks: (0..window.local_size).filter(missing).collect(), waited: self.waited })
+        let is_missing = |local_rank: &usize| {
+            let came = |(lane, generation): (WindowLane, u32)| {
+                lane.met(*local_rank).load(Ordering::Relaxed) == generation.wrapping_add(1)
+            };
+            *local_rank != window.local_rank && !meeting.is_some_and(came)
+        };
+        Err(Absence { local_ranks: local_ranks().filter(is_missing).collect(), waited: self.waited })
     }
 }
 
@@ -308,20 +374,36 @@ mod tests {
         views
     }
 
+    /// Comes to the next meeting of a lane and waits for it.
+    fn meet(window: &Window, lane: usize, limit: Duration) -> Result<(), Absence> {
+        let Some(meeting) = window.lane(lane).come() else { return Ok(()) };
+        let mut wait = WindowWait::new();
+        while !window.lane(lane).has_met(meeting) {
+            wait.wait(window, Some((lane, meeting)), limit)?;
+        }
+        Ok(())
+    }
+
     #[test]
-    fn counters_published_before_a_meeting_are_visible_after_it() {
-        let stop = AtomicBool::new(false);
+    fn numbers_shown_before_a_meeting_are_seen_after_it_in_every_lane() {
         std::thread::scope(|scope| {
             for window in windows(5) {
-                let stop = &stop;
                 scope.spawn(move || {
+                    let mut entered = [0; LANES];
                     for round in 0..200u64 {
-                        window.show(round * 10 + window.local_rank() as u64);
-                        window.meet(stop, LIMIT).unwrap();
+                        let mut wait = WindowWait::new();
+                        let lane = loop {
+                            match window.enter(round as u32 / 3, &mut entered) {
+                                Some(lane) => break lane,
+                                None => wait.wait(&window, None, LIMIT).unwrap(),
+                            }
+                        };
+                        window.lane(lane).show(round * 10 + window.local_rank() as u64);
+                        meet(&window, lane, LIMIT).unwrap();
                         for local_rank in 0..window.local_size() {
-                            assert_eq!(window.see(local_rank), round * 10 + local_rank as u64);
+                            assert_eq!(window.lane(lane).see(local_rank), round * 10 + local_rank as u64);
                         }
-                        window.meet(stop, LIMIT).unwrap();
+                        window.leave(lane);
                     }
                 });
             }
@@ -329,46 +411,51 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_a_meeting_that_somebody_never_comes_to() {
+    fn ranks_that_begin_operations_in_different_orders_find_each_other() {
         let views = windows(2);
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| views[0].meet(&stop, LIMIT));
-            stop.store(true, Ordering::Release);
-            assert_eq!(waiting.join().unwrap(), Err(Absence::Stopped));
-        });
+        let mut entered = [[0; LANES]; 2];
+        let stamps: Vec<Stamp> = (100..100 + LANES as Stamp).collect();
+        let first: Vec<_> = stamps.iter().map(|stamp| views[0].enter(*stamp, &mut entered[0])).collect();
+        assert!(first.iter().all(Option::is_some));
+        assert_eq!(views[0].enter(7, &mut entered[0]), None, "all lanes are taken");
+        for (stamp, lane) in stamps.iter().zip(&first).rev() {
+            assert_eq!(views[1].enter(*stamp, &mut entered[1]), *lane);
+        }
+        first.iter().flatten().for_each(|lane| views[0].leave(*lane));
+        assert_eq!(views[0].enter(7, &mut entered[0]), None, "the other rank has left none");
+        views[1].leave(first[3].unwrap());
+        assert_eq!(views[0].enter(7, &mut entered[0]), first[3]);
     }
 
     #[test]
     fn who_does_not_come_in_time_is_named() {
         let views = windows(3);
-        let stop = AtomicBool::new(false);
         let limit = Duration::from_millis(300);
         std::thread::scope(|scope| {
-            let (one, other) =
-                (scope.spawn(|| views[0].meet(&stop, limit)), scope.spawn(|| views[2].meet(&stop, limit)));
-            for waiting in [one, other] {
-                assert!(
-                    matches!(waiting.join().unwrap(), Err(Absence::Missing { local_ranks, .. }) if local_ranks == [1])
-                );
+            let waiting = [0, 2].map(|local_rank| {
+                let window = &views[local_rank];
+                scope.spawn(move || meet(window, 0, limit))
+            });
+            for waiting in waiting {
+                assert!(matches!(waiting.join().unwrap(), Err(Absence { local_ranks, .. }) if local_ranks == [1]));
             }
         });
     }
 
     #[test]
     fn the_places_of_the_window_do_not_overlap() {
-        for local_size_of_window in [1, 2, 3, 8, 20] {
+        for local_size in [1, 2, 3, 8, 20] {
             // A window may have been made for more ranks than the host has.
-            let region = Window::create(local_size_of_window + 3).unwrap();
-            let window = Window::over(region, 0, local_size_of_window).unwrap();
+            let region = Window::create(local_size + 3).unwrap();
+            let window = Window::over(region, 0, local_size).unwrap();
             let (slot_bytes, len_bytes) = (window.slot_bytes(), window.region.len_bytes());
-            let counters = LOCAL_RANKS + local_size_of_window * LINE_BYTES;
-            let mut places: Vec<(usize, usize)> = vec![(window.at(0) as usize, counters)];
-            for turn in 0..2 {
-                places.push((window.sums(turn) as usize, slot_bytes));
-                for local_rank in 0..local_size_of_window {
-                    places.push((window.short_slot(turn, local_rank) as usize, SHORT_BYTES));
-                    places.push((window.slot(turn, local_rank) as usize, slot_bytes));
+            let mut places: Vec<(usize, usize)> = vec![(window.at(0) as usize, BEATS + local_size * LINE_BYTES)];
+            for lane in (0..LANES).map(|lane| window.lane(lane)) {
+                places.push((lane.at(0) as usize, LOCAL_RANKS + local_size * LINE_BYTES));
+                places.extend((0..2).map(|turn| (lane.sums(turn) as usize, slot_bytes)));
+                for local_rank in 0..local_size {
+                    places.push((lane.short_slot(local_rank) as usize, SHORT_BYTES));
+                    places.extend((0..2).map(|turn| (lane.slot(turn, local_rank) as usize, slot_bytes)));
                 }
             }
             places.sort_unstable();

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use ringpull_base::buffer::arena;
 use ringpull_base::config::Config;
-use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, Reduction, Result, with_element};
+use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, Reduction, with_element};
 use ringpull_plan::Parts;
 
+use crate::communicator::Communicator;
 use crate::communicator::begun::Passage;
-use crate::communicator::{BegunOperation, Communicator};
 use crate::interpreter::Memory;
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
@@ -141,18 +141,13 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                 values.iter_mut().enumerate().for_each(|(at, to)| *to = value(rank, at));
                 let out = |len: usize| Memory::Own(buffer(8 * len, shared(rank)));
                 let lens = vec![8 * len; size];
-                // In one memory all is done at once.
-                let done = |begun: Result<BegunOperation>| match begun.unwrap() {
-                    BegunOperation::Done(memory) => memory,
-                    BegunOperation::UnderWay(_) => panic!("it is under way"),
-                };
                 let pair = |memory: Memory| match memory {
                     Memory::Pair(pair) => *pair,
                     _ => panic!("it has two buffers"),
                 };
                 let buffers = (Memory::Own(given), out(size * len));
                 let begun = comm.begin_alltoall(None, (&lens, &lens), buffers, passage(1));
-                let (given, taken) = pair(done(begun));
+                let (given, taken) = pair(comm.complete(begun).unwrap());
                 let found: &[u64] = bytemuck::cast_slice(taken.bytes());
                 let from = |at: usize| value(at / len, own.start + at % len);
                 assert!((0..size * len).all(|at| found[at] == from(at)), "alltoall {reads} {size} {len}");
@@ -160,7 +155,7 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                 let parts = Parts::even(size * len, size);
                 let sum = (Reduction::Sum, DType::I64);
                 let begun = comm.begin_reduce_scatter(None, sum, parts, (given, out(len)), passage(2));
-                let (given, taken) = pair(done(begun));
+                let (given, taken) = pair(comm.complete(begun).unwrap());
                 let found: &[u64] = bytemuck::cast_slice(taken.bytes());
                 let total = |at: usize| (0..size).map(|rank| value(rank, at)).sum::<u64>();
                 assert!(found.iter().zip(own.clone()).all(|(found, at)| *found == total(at)), "{reads} {size} {len}");
@@ -168,7 +163,8 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                 assert!((0..size * len).all(|at| kept[at] == value(rank, at)), "the input of a reduce-scatter stays");
 
                 let parts = Parts::of((0..=size).map(|rank| 8 * len * rank).collect());
-                let mut given = done(comm.begin_allgather(None, parts, given, passage(3)));
+                let begun = comm.begin_allgather(None, parts, given, passage(3));
+                let mut given = comm.complete(begun).unwrap();
                 let found: &[u64] = bytemuck::cast_slice(given.bytes());
                 assert!((0..size * len).all(|at| found[at] == value(at / len, at)), "allgather {reads} {size} {len}");
 
@@ -205,8 +201,8 @@ fn an_alltoall_in_shared_memory_has_blocks_of_any_lengths_and_says_which_do_not_
                 for stamp in 1..=2 {
                     let out = buffer(taken.iter().sum(), shared(rank));
                     let buffers = (Memory::Own(std::mem::replace(&mut input, Buffer::zeroed(0))), Memory::Own(out));
-                    let begun = comm.begin_alltoall(None, (&given, &taken), buffers, passage(stamp)).unwrap();
-                    let BegunOperation::Done(Memory::Pair(pair)) = begun else { panic!("it is under way") };
+                    let begun = comm.begin_alltoall(None, (&given, &taken), buffers, passage(stamp));
+                    let Ok(Memory::Pair(pair)) = comm.complete(begun) else { panic!("it has two buffers") };
                     let found: &[u64] = bytemuck::cast_slice(pair.1.bytes());
                     let expected = (0..size).flat_map(|from| (0..count(from, rank)).map(move |at| (from, rank, at)));
                     assert!(found.iter().copied().eq(expected.map(value)), "{reads} {size} {len} rank {rank}");
@@ -218,7 +214,8 @@ fn an_alltoall_in_shared_memory_has_blocks_of_any_lengths_and_says_which_do_not_
     let errors = on_ranks_that_read(false, &[0; 2], |comm| {
         let taken = [8, if comm.rank() == 0 { 16 } else { 8 }];
         let buffers = (Memory::Own(Buffer::zeroed(16)), Memory::Own(Buffer::zeroed(taken.iter().sum())));
-        comm.begin_alltoall(None, (&[8, 8], &taken), buffers, passage(1)).err().map(|error| error.to_string())
+        let begun = comm.begin_alltoall(None, (&[8, 8], &taken), buffers, passage(1));
+        comm.complete(begun).err().map(|error| error.to_string())
     });
     let expected = "a block of 8 bytes instead of 16 for local rank 0 in an alltoall from local rank 1 of this host";
     assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.contains(expected))), "{errors:?}");

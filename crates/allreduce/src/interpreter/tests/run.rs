@@ -43,7 +43,7 @@ fn run(
     (stamp, stop): (u32, &AtomicBool),
 ) -> ringpull_base::Result<()> {
     let mut memory = Memory::Own(Buffer::copy_of(data));
-    let outcome = runner.run(schedule, (&mut memory, 0..data.len()), end, stamp, (stop, &|| ()));
+    let outcome = runner.run(schedule, &mut memory, end, stamp, stop);
     if outcome.is_ok() {
         data.copy_from_slice(memory.bytes());
     }
