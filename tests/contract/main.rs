@@ -80,10 +80,19 @@ fn ranks_that_are_threads_keep_every_promise_for_1_to_5_workers() {
 }
 
 #[test]
+fn ranks_that_are_threads_keep_every_promise_in_memory_that_they_share() {
+    for (workers, on_host) in [(2, 2), (3, 3), (4, 4), (4, 2), (5, 3)] {
+        for group in BY_ALLREDUCE {
+            Threads { workers, on_host, ..Threads::default() }.run(group, &promises_of(group));
+        }
+    }
+}
+
+#[test]
 fn ranks_that_are_threads_keep_every_promise_on_links_that_are_not_alike() {
     for workers in 2..6 {
         for group in BY_ALLREDUCE {
-            Threads { workers, helpers: 0, links: &LINKS[..workers] }.run(group, &promises_of(group));
+            Threads { workers, links: &LINKS[..workers], ..Threads::default() }.run(group, &promises_of(group));
         }
     }
 }
@@ -92,7 +101,7 @@ fn ranks_that_are_threads_keep_every_promise_on_links_that_are_not_alike() {
 fn ranks_that_are_threads_keep_every_promise_with_helpers() {
     for (workers, helpers) in [(1, 1), (2, 3), (3, 1), (3, 5), (4, 2)] {
         for group in BY_ALLREDUCE {
-            Threads { workers, helpers, links: &[] }.run(group, &promises_of(group));
+            Threads { workers, helpers, ..Threads::default() }.run(group, &promises_of(group));
         }
     }
 }

@@ -17,6 +17,8 @@ use crate::world::{Promise, World};
 pub(crate) struct Threads<'a> {
     pub(crate) workers: usize,
     pub(crate) helpers: usize,
+    /// The number of workers on each host, which share memory; 0 for one, with no memory to share.
+    pub(crate) on_host: usize,
     /// The rates at which each rank sends and receives, which every plan goes by.
     pub(crate) links: &'a [(f64, f64)],
 }
@@ -34,7 +36,8 @@ impl Threads<'_> {
         };
         let config = Config { cluster, check_nan: group == "integers", ..Config::default() };
         // They are kept until all have ended: rank 0's tells the helpers that nobody needs them any more.
-        let engines = Engine::in_process_with_helpers(self.workers, self.helpers, &config).unwrap();
+        let hosts: Vec<usize> = (0..self.workers + self.helpers).map(|rank| rank / self.on_host.max(1)).collect();
+        let engines = Engine::in_process_on(&hosts, self.helpers, &config).unwrap();
         let (workers, helpers) = engines.split_at(self.workers);
         let work = |engine: &Arc<Engine>| {
             // A rank that breaks a promise leaves, so its peers have an error and no thread is left.

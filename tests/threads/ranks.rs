@@ -30,6 +30,8 @@ pub(crate) fn on_hosts<T: Send>(
     work: &(impl Fn(&Arc<Engine>) -> T + Sync),
 ) -> Vec<T> {
     let engines = Engine::in_process_on(hosts, 0, config).unwrap();
+    let share = hosts.len() > 1 && hosts[0] == hosts[1];
+    assert_eq!(engines[0].placement().contains("shared memory"), share, "{}", engines[0].placement());
     std::thread::scope(|scope| {
         let threads = engines.into_iter().map(|engine| scope.spawn(move || (work(&engine), engine)));
         let threads: Vec<_> = threads.collect();

@@ -66,10 +66,10 @@ const NAME: usize = 16;
 /// The time for which a waiting rank gives its core away again and again before it sleeps: to wake up takes a
 /// good part of that time.
 const AWAKE: Duration = Duration::from_micros(100);
-/// A sleep is this part of the time waited so far, and at most the longest: other work may come meanwhile,
-/// and the longer nothing happens, the less it matters to be quick.
+/// A sleep is this part of the time waited so far, within these limits. Other work may come meanwhile, and the
+/// longer nothing happens, the less it matters to be quick.
 const NAP_PART: u32 = 8;
-const LONGEST_NAP: Duration = Duration::from_millis(20);
+const NAPS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
 /// The longest time that counts as a nap; a longer one is the absence of this process, not of its peers.
 const MOST_COUNTED: Duration = Duration::from_millis(200);
 
@@ -330,7 +330,7 @@ impl WindowWait {
         if has_met {
             return Ok(());
         }
-        let longest = (self.waited / NAP_PART).clamp(AWAKE, LONGEST_NAP);
+        let longest = (self.waited / NAP_PART).clamp(NAPS.0, NAPS.1);
         match meeting {
             Some((lane, generation)) => lane.meeting().nap(generation, longest),
             None => std::thread::sleep(longest),
