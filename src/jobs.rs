@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::{Communicator, PartUpdate, Parts};
+use ringpull_allreduce::communicator::{BegunOperation, Communicator, PartUpdate, Parts, Passage};
 use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::timeline::{self, Phase};
@@ -25,30 +25,39 @@ pub(super) struct Init {
     /// This rank's value, in a job in which it may become everybody's when rank 0 is lost.
     own: Option<Arc<Buffer>>,
     is_begun: bool,
+    is_sent: bool,
 }
 
 impl Init {
     pub(super) fn new(slot: &Arc<Slot>, value: Arc<Buffer>, is_elastic: bool) -> Self {
         let own = is_elastic.then(|| Arc::new(Buffer::copy_of(value.bytes())));
-        Init { slot: Arc::clone(slot), value, own, is_begun: false }
+        Init { slot: Arc::clone(slot), value, own, is_begun: false, is_sent: false }
     }
 }
 
 impl Job for Init {
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+    fn transfer(&self) -> Transfer {
+        Transfer::Messages { priority: 0 }
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<BegunOperation>> {
+        if std::mem::replace(&mut self.is_sent, true) {
+            return Ok(None);
+        }
         self.slot.begin_once(&mut self.is_begun);
         // Rank 0's may be the caller's tensor, which is only read.
-        let is_root = comm.rank() == 0;
-        let data = if is_root {
+        let data = if comm.rank() == 0 {
             Memory::Shared(Arc::clone(&self.value))
         } else {
             Memory::Own(Buffer::zeroed(self.slot.entry.len_bytes()))
         };
-        let data = comm.broadcast(0, data, launch.number)?;
-        if !is_root {
-            self.value = Arc::new(data.into_buffer());
+        Ok(Some(comm.begin_broadcast(None, 0, data, Passage { stamp: launch.number, priority: 0 })))
+    }
+
+    fn receive(&mut self, memory: Memory) {
+        if let Memory::Own(value) = memory {
+            self.value = Arc::new(value);
         }
-        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -65,7 +74,7 @@ impl Job for Init {
 
     fn again(&mut self) -> bool {
         let Some(own) = &self.own else { return false };
-        self.value = Arc::new(Buffer::copy_of(own.bytes()));
+        (self.value, self.is_sent) = (Arc::new(Buffer::copy_of(own.bytes())), false);
         true
     }
 

@@ -179,7 +179,7 @@ fn codes_travel_instead_of_floats() {
         let results = workers(4, LONG, |store| {
             store.init("w", &Tensor::zeros(DType::F32, &[LEN])).unwrap();
             store.set_gradient_compression(&text.parse().unwrap()).unwrap();
-            store.barrier().unwrap();
+            store.wait_all().unwrap();
             let before = store.stats().sent_bytes;
             let gradient: Vec<f32> = (0..LEN).map(|at| ((at * 7 + store.rank()) % 13) as f32 / 8.0 - 0.75).collect();
             let tensor = Tensor::from_slice(&[LEN], &gradient);

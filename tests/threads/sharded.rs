@@ -146,7 +146,7 @@ fn each_rank_has_its_part_of_the_states_and_as_many_bytes_travel() {
         ranks::workers(8, &by(AlgorithmChoice::Plan(Algorithm::Ring)), |store| {
             set(store, "adam", is_sharded).unwrap();
             store.init("w", &Tensor::zeros(DType::F32, &[LEN])).unwrap();
-            store.barrier().unwrap();
+            store.wait_all().unwrap();
             let before = store.stats().sent_bytes;
             for step in 0..3 {
                 store.push("w", &[gradient(store, DType::F32, LEN, step)], 0).unwrap();
