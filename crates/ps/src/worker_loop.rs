@@ -14,6 +14,7 @@ mod start;
 
 use elastic::Membership;
 pub(super) use patience::Patience;
+use patience::WaitRecord;
 use start::StartState;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,6 +88,24 @@ impl Flush {
     }
 }
 
+/// The barriers that this worker waits at, by their numbers, and the number of those that it has come to.
+#[derive(Default)]
+struct Barriers {
+    waiting: Vec<(u64, Sender<Result<()>>)>,
+    count: u64,
+}
+
+/// The calls of this worker since it started.
+struct CallCounts {
+    started: Instant,
+    /// Operations and barriers.
+    calls: u64,
+    /// The pushes of the key that was pushed most often.
+    steps: u64,
+    /// The time for which operations were under way.
+    moving: Stopwatch,
+}
+
 /// The thread's state.
 pub(super) struct WorkerLoop {
     job: Job,
@@ -102,23 +121,11 @@ pub(super) struct WorkerLoop {
     /// Messages of pushes that no caller waits for, each with its server, until a word says that they are
     /// done.
     words: BTreeMap<u64, (usize, PendingMessage)>,
-    barriers: Vec<(u64, Sender<Result<()>>)>,
-    barrier_count: u64,
+    barriers: Barriers,
     next: u64,
-    started: Instant,
-    /// Operations and barriers called, and the pushes of the key that was pushed most often.
-    calls: u64,
-    steps: u64,
-    /// For how long operations were under way.
-    moving: Stopwatch,
+    counts: CallCounts,
     question: Option<Question>,
-    progress: Instant,
-    asked: Option<Instant>,
-    /// When a server last reported which workers are missing.
-    claimed: Option<Instant>,
-    /// The workers that have left, each with its last error, and when this worker heard of the last of them.
-    left: BTreeMap<usize, Option<String>>,
-    left_since: Option<Instant>,
+    waits: WaitRecord,
     flush: Flush,
     /// Until values may leave.
     connecting: Option<StartState>,
@@ -162,19 +169,11 @@ impl WorkerLoop {
             operations: BTreeMap::new(),
             waiting: BTreeMap::new(),
             words: BTreeMap::new(),
-            barriers: Vec::new(),
-            barrier_count: 0,
+            barriers: Barriers::default(),
             next: 0,
-            started: Instant::now(),
-            calls: 0,
-            steps: 0,
-            moving: Stopwatch::default(),
+            counts: CallCounts { started: Instant::now(), calls: 0, steps: 0, moving: Stopwatch::default() },
             question: None,
-            progress: Instant::now(),
-            asked: None,
-            claimed: None,
-            left: BTreeMap::new(),
-            left_since: None,
+            waits: WaitRecord::new(),
             flush: Flush::default(),
             connecting,
             closing_since: None,
@@ -256,13 +255,13 @@ impl WorkerLoop {
                 FromScheduler::Abort(error) => return Err(self.seen(error)),
                 FromScheduler::AllConnected => self.let_values_leave(),
                 FromScheduler::BarrierDone { number } => {
-                    for (_, done) in self.barriers.extract_if(.., |(waited, _)| *waited == number) {
+                    for (_, done) in self.barriers.waiting.extract_if(.., |(waited, _)| *waited == number) {
                         answer(&done, Ok(()));
                     }
                 }
                 FromScheduler::WorkerLeft { rank, why } => {
-                    self.left.insert(rank, why);
-                    self.left_since = Some(Instant::now());
+                    self.waits.left.insert(rank, why);
+                    self.waits.left_since = Some(Instant::now());
                 }
                 FromScheduler::Describe { question } => {
                     self.link.send(&ToScheduler::Described { question, status: Box::new(self.describe()) })?;
@@ -278,7 +277,7 @@ impl WorkerLoop {
                     self.let_values_leave();
                 }
                 FromScheduler::Entered { generation, workers, calls, barriers } => {
-                    self.barrier_count = barriers;
+                    self.barriers.count = barriers;
                     self.change(generation, workers, false);
                     self.entered(calls);
                 }
@@ -296,24 +295,24 @@ impl WorkerLoop {
         if let Some(cause) = self.link.loss() {
             return Err(self.seen(self.link.lost(&cause)));
         }
-        self.moving.run(!self.operations.is_empty());
+        self.counts.moving.run(!self.operations.is_empty());
         self.look_at_servers()?;
         self.ask_who_is_missing()
     }
 
     /// What this worker does.
     fn describe(&self) -> RankStatus {
-        let barrier = || self.barriers.first().map(|_| "barrier".to_owned());
+        let barrier = || self.barriers.waiting.first().map(|_| "barrier".to_owned());
         let doing = self.operations.values().next().map(Operation::describe).or_else(barrier);
         RankStatus {
-            calls: self.calls,
-            steps: self.steps,
-            moving_s: self.moving.elapsed().as_secs_f64(),
+            calls: self.counts.calls,
+            steps: self.counts.steps,
+            moving_s: self.counts.moving.elapsed().as_secs_f64(),
             sent_bytes: self.shared.sent.load(Ordering::Relaxed),
             received_bytes: self.shared.received.load(Ordering::Relaxed),
             control_messages: self.shared.control.load(Ordering::Relaxed),
             doing: doing.map(short),
-            ..status::of_this(Role::Worker, &self.job, self.started)
+            ..status::of_this(Role::Worker, &self.job, self.counts.started)
         }
     }
 
@@ -326,11 +325,11 @@ impl WorkerLoop {
         match command {
             Command::Run { key, layout, priority, task } => {
                 let operation = Operation::new(key, layout, task);
-                self.calls += 1;
-                self.steps = self.steps.max(operation.traits.round.unwrap_or(0));
+                self.counts.calls += 1;
+                self.counts.steps = self.counts.steps.max(operation.traits.round.unwrap_or(0));
                 let id = self.number();
                 if self.waiting.is_empty() {
-                    self.progress = Instant::now();
+                    self.waits.progress = Instant::now();
                 }
                 if operation.batch_servers().is_empty() {
                     // A pull of no rows sends no request, and its caller does not wait for an answer.
@@ -352,10 +351,10 @@ impl WorkerLoop {
             }
             Command::Enter { done } => self.enter(done)?,
             Command::Barrier { done } => {
-                self.calls += 1;
-                self.barrier_count += 1;
-                self.barriers.push((self.barrier_count, done));
-                self.come_to_barrier(self.barrier_count)?;
+                self.counts.calls += 1;
+                self.barriers.count += 1;
+                self.barriers.waiting.push((self.barriers.count, done));
+                self.come_to_barrier(self.barriers.count)?;
             }
             Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
             Command::Fail(fault) => return Err(fault),
@@ -426,9 +425,9 @@ impl WorkerLoop {
         let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
         count(&self.shared.sent, sent_bytes);
         server.connection.send(Frame { header: encode(&request), payload: payload.into() });
-        self.progress = Instant::now();
+        self.waits.progress = Instant::now();
         if operation.traits.is_answered {
-            let since = self.progress;
+            let since = self.waits.progress;
             self.waiting.insert(reply, OpenRequest { item, server: to, since, since_ns, sent_bytes, vouched: false });
         } else if item.answered_bytes.is_some() {
             self.words.insert(reply, (to, item));
@@ -445,7 +444,7 @@ impl WorkerLoop {
             let Some(reply) = decode::<Reply>(&header) else {
                 return Err(self.broken_protocol(index, "a message that cannot be decoded".to_owned()));
             };
-            self.asked = None;
+            self.waits.asked = None;
             match reply {
                 Reply::Missing { reply, operation, ranks } => self.claim(reply, operation, ranks)?,
                 Reply::Value { reply } if self.flush.replies.remove(&reply) => {}
@@ -493,7 +492,7 @@ impl WorkerLoop {
         for (_, operation) in std::mem::take(&mut self.operations) {
             operation.fail(fault);
         }
-        for (_, done) in self.barriers.drain(..) {
+        for (_, done) in self.barriers.waiting.drain(..) {
             answer(&done, Err(fault.clone()));
         }
         if let Some(elastic) = &mut self.elastic {

@@ -121,7 +121,15 @@ pub struct Agreement {
     logs: Logs,
     names: Names,
     phase: AgreementPhase,
+    cycles: CycleHistory,
+}
+
+/// The frozen cycles so far, and what they say about the next one.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct CycleHistory {
+    /// The number of cycles.
     epochs: u32,
+    /// The number of times that calls have to repeat themselves before they are frozen.
     times: usize,
     /// True if a frozen cycle stood still although no rank was behind: each rank waited for something that
     /// the units did not let begin. Another cycle would stand still, too.
@@ -154,10 +162,7 @@ impl Agreement {
             logs: Logs::new(size),
             names: Names::default(),
             phase: AgreementPhase::Open,
-            epochs: 0,
-            times: TIMES,
-            has_stood_still: false,
-            still_at: None,
+            cycles: CycleHistory { epochs: 0, times: TIMES, has_stood_still: false, still_at: None },
         }
     }
 
@@ -245,8 +250,8 @@ impl Agreement {
             && !self.pending.values().any(|pending| pending.is_refused);
         if self.size > 1
             && are_ready
-            && !self.has_stood_still
-            && let Some(period) = self.logs.period(self.times)
+            && !self.cycles.has_stood_still
+            && let Some(period) = self.logs.period(self.cycles.times)
             && !(self.has_sets && (self.sums_block || self.logs.runs_alone(period)))
         {
             let open = self.pending.iter().map(|(name, pending)| (name, pending.missing()));
@@ -308,14 +313,14 @@ impl Agreement {
             unreachable!("only what is being frozen is frozen")
         };
         let (steps, units) = self.logs.cycle(freezing, self.bucket_bytes);
-        self.epochs += 1;
-        self.phase = AgreementPhase::Frozen { epoch: self.epochs, units: units.len() as u64 };
+        self.cycles.epochs += 1;
+        self.phase = AgreementPhase::Frozen { epoch: self.cycles.epochs, units: units.len() as u64 };
         // The pending calls that remain were made after the cycle began: each rank finds its own calls in
         // it.
         self.pending.clear();
         self.logs.clear();
         steps.iter().for_each(|step| self.names.is_frozen(&step.topic));
-        Order::Freeze(Freeze { epoch: self.epochs, last, number: self.launched.wrapping_add(1), steps, units })
+        Order::Freeze(Freeze { epoch: self.cycles.epochs, last, number: self.launched.wrapping_add(1), steps, units })
     }
 
     /// Goes back to launching one by one. Operations that every rank has called launch now.
@@ -328,7 +333,7 @@ impl Agreement {
 
     /// Requires more repetitions before the next cycle is frozen, because this one did not last.
     fn try_less_often(&mut self, cycles: u64) {
-        self.times = if cycles >= LONG_CYCLES { TIMES } else { (self.times * 2).min(MOST_TIMES) };
+        self.cycles.times = if cycles >= LONG_CYCLES { TIMES } else { (self.cycles.times * 2).min(MOST_TIMES) };
     }
 
     /// Stops a frozen cycle, or one that is about to be frozen.
@@ -385,7 +390,7 @@ impl Agreement {
         // It may be by chance that all paused there once.
         let place = end.until % *units;
         if overdue.is_some_and(|overdue| !overdue.has_begun) && !is_any_behind {
-            self.has_stood_still = self.still_at.replace(place) == Some(place);
+            self.cycles.has_stood_still = self.cycles.still_at.replace(place) == Some(place);
         }
         self.phase = AgreementPhase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
@@ -415,7 +420,7 @@ impl Agreement {
             // The logs lack the calls of ranks that had joined. Their end is no sign that a cycle did not
             // last.
             self.logs.clear();
-            self.times = TIMES;
+            self.cycles.times = TIMES;
             orders.push(Order::Joined(rank));
         }
         Ok(orders)

@@ -61,13 +61,7 @@ pub(super) struct Watcher {
     silence_s: f64,
     /// The time without progress of a frozen cycle after which every rank reports its progress.
     patience_s: f64,
-    /// The time until the next warning about a rank that others wait for, which doubles each time, and the
-    /// places that those ranks have reported; on rank 0.
-    warn_s: f64,
-    next_warning_s: f64,
-    sites: BTreeMap<usize, String>,
-    /// The time at which they were asked.
-    asked_s: Option<f64>,
+    warnings: LateWarnings,
     timeout: Duration,
     /// The time since which rank 0 has been asking for the place of this rank's program.
     asked: Option<Instant>,
@@ -82,6 +76,29 @@ pub(super) struct Watcher {
     /// The last snapshot of a frozen cycle that makes no progress, and the time since which it has not
     /// changed.
     standstill: Option<(CycleSnapshot, f64)>,
+}
+
+/// The warnings about ranks that others wait for; on rank 0. Times are seconds.
+struct LateWarnings {
+    /// The time until the first warning.
+    first_s: f64,
+    /// The time until the next one, which doubles each time.
+    next_s: f64,
+    /// The places that the late ranks have reported.
+    sites: BTreeMap<usize, String>,
+    /// The time at which they were asked.
+    asked_s: Option<f64>,
+}
+
+impl LateWarnings {
+    fn new(first_s: f64) -> Self {
+        LateWarnings { first_s, next_s: first_s, sites: BTreeMap::new(), asked_s: None }
+    }
+
+    /// Forgets the late ranks: nobody waits for them any more.
+    fn reset(&mut self) {
+        *self = LateWarnings::new(self.first_s);
+    }
 }
 
 /// A snapshot that stays the same while a frozen cycle makes no progress: the unit that is waited for, and
@@ -109,10 +126,7 @@ impl Watcher {
             interval,
             silence_s: config.silence().as_secs_f64(),
             patience_s: (DEADLOCK / 2).min(config.timeout / 4).as_secs_f64(),
-            warn_s: config.warn.as_secs_f64(),
-            next_warning_s: config.warn.as_secs_f64(),
-            sites: BTreeMap::new(),
-            asked_s: None,
+            warnings: LateWarnings::new(config.warn.as_secs_f64()),
             timeout: config.timeout,
             asked: None,
             still: Standstill::default(),
@@ -169,7 +183,7 @@ impl Watcher {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.say_where(&shared);
-                    if self.asked_s.is_some() && shared.rank == 0 && shared.condition.is_well() {
+                    if self.warnings.asked_s.is_some() && shared.rank == 0 && shared.condition.is_well() {
                         let now_s = self.clock.now_s();
                         self.warn(&shared, now_s);
                     }
@@ -189,7 +203,7 @@ impl Watcher {
     fn pause(&self, next_tick: Instant) -> Duration {
         const SHORT: Duration = Duration::from_millis(50);
         let rest = next_tick.saturating_duration_since(Instant::now());
-        if self.asked.is_some() || self.asked_s.is_some() { rest.min(SHORT) } else { rest }
+        if self.asked.is_some() || self.warnings.asked_s.is_some() { rest.min(SHORT) } else { rest }
     }
 
     fn take(&mut self, shared: &Shared, weak: &Weak<Shared>, from: usize, note: ControlMessage) {
@@ -260,7 +274,7 @@ impl Watcher {
                 Ok(())
             }
             ControlMessage::At(site) => {
-                self.sites.insert(from, site);
+                self.warnings.sites.insert(from, site);
                 Ok(())
             }
             ControlMessage::Order(order) => {
@@ -424,21 +438,17 @@ impl Watcher {
     /// Reports the ranks that others wait for, and the places of their programs.
     fn warn(&mut self, shared: &Shared, now_s: f64) {
         let Some(late) = self.agreement.late() else {
-            self.next_warning_s = self.warn_s;
-            self.sites.clear();
-            self.asked_s = None;
+            self.warnings.reset();
             return;
         };
         let waited_s = now_s - late.since_s;
         // They are asked a little before, as an answer takes time.
         let ahead_s = 2.0 * self.interval.as_secs_f64();
-        if waited_s < self.warn_s - ahead_s {
-            self.next_warning_s = self.warn_s;
-            self.asked_s = None;
-            self.sites.clear();
+        if waited_s < self.warnings.first_s - ahead_s {
+            self.warnings.reset();
         }
-        if waited_s >= self.next_warning_s - ahead_s && self.asked_s.is_none() {
-            self.asked_s = Some(now_s);
+        if waited_s >= self.warnings.next_s - ahead_s && self.warnings.asked_s.is_none() {
+            self.warnings.asked_s = Some(now_s);
             for rank in &late.missing {
                 if *rank > 0 {
                     shared.send(*rank, &ControlMessage::Where);
@@ -446,24 +456,25 @@ impl Watcher {
                     self.asked = Some(Instant::now());
                     waits::look();
                 } else {
-                    self.sites.insert(0, String::new());
+                    self.warnings.sites.insert(0, String::new());
                 }
             }
         }
-        let is_answered = late.missing.iter().all(|rank| self.sites.contains_key(rank));
-        let is_asked = self.asked_s.is_some_and(|asked_s| is_answered || now_s - asked_s >= ahead_s);
-        if waited_s >= self.next_warning_s && is_asked {
-            self.next_warning_s = 2.0 * self.next_warning_s.max(waited_s);
+        let is_answered = late.missing.iter().all(|rank| self.warnings.sites.contains_key(rank));
+        let is_asked = self.warnings.asked_s.is_some_and(|asked_s| is_answered || now_s - asked_s >= ahead_s);
+        if waited_s >= self.warnings.next_s && is_asked {
+            self.warnings.next_s = 2.0 * self.warnings.next_s.max(waited_s);
             notice(&self.warning(&late, waited_s));
-            self.sites.clear();
-            self.asked_s = None;
+            self.warnings.sites.clear();
+            self.warnings.asked_s = None;
         }
     }
 
     fn warning(&self, late: &LateCall, waited_s: f64) -> String {
         let LateCall { operation, key, rank, missing, .. } = late;
         let named = missing.iter().map(|rank| {
-            self.sites
+            self.warnings
+                .sites
                 .get(rank)
                 .filter(|site| !site.is_empty())
                 .map_or_else(|| self.name(*rank), |site| format!("{} at {site}", self.name(*rank)))
@@ -486,7 +497,7 @@ impl Watcher {
             self.asked = None;
             let site = place.site.unwrap_or_default();
             if shared.rank == 0 {
-                self.sites.insert(0, site);
+                self.warnings.sites.insert(0, site);
             } else {
                 shared.send(0, &ControlMessage::At(site));
             }

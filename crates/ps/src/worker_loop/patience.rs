@@ -2,6 +2,7 @@
 //! after `RINGPULL_WARN`, reports to the scheduler when it waits for nothing else, and notices which server
 //! is lost.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::{Config, DEADLOCK, NEVER};
@@ -55,12 +56,37 @@ impl Patience {
     }
 }
 
+/// The events by which the time of a wait counts.
+pub(super) struct WaitRecord {
+    /// The time at which something last came.
+    pub(super) progress: Instant,
+    /// The time at which a server was asked for whom it waits.
+    pub(super) asked: Option<Instant>,
+    /// The time at which a server last reported which workers are missing.
+    pub(super) claimed: Option<Instant>,
+    /// The workers that have left, each with its last error, and the time at which this worker heard of the
+    /// last of them.
+    pub(super) left: BTreeMap<usize, Option<String>>,
+    pub(super) left_since: Option<Instant>,
+}
+
+impl WaitRecord {
+    pub(super) fn new() -> Self {
+        let (asked, claimed, left_since) = (None, None, None);
+        WaitRecord { progress: Instant::now(), asked, claimed, left: BTreeMap::new(), left_since }
+    }
+}
+
 impl WorkerLoop {
     /// The time without movement after which it is asked for whom: not for long if a worker has left since
     /// this was last answered. What that worker sent has arrived before it is known to have left.
     fn patience(&self) -> Duration {
         let look = (DEADLOCK / 4).min(self.patience.timeout);
-        if self.left_since.is_some() && self.left_since > self.claimed { GRACE.min(look) } else { look }
+        if self.waits.left_since.is_some() && self.waits.left_since > self.waits.claimed {
+            GRACE.min(look)
+        } else {
+            look
+        }
     }
 
     /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
@@ -70,16 +96,16 @@ impl WorkerLoop {
         }
         let Some((reply, waiting)) = self.waiting.first_key_value() else { return Ok(()) };
         let server = waiting.server;
-        let last = [Some(self.progress), self.left_since, self.claimed].into_iter().flatten().max();
+        let last = [Some(self.waits.progress), self.waits.left_since, self.waits.claimed].into_iter().flatten().max();
         if last.is_some_and(|last| last.elapsed() < self.patience()) {
             return Ok(());
         }
-        match self.asked {
+        match self.waits.asked {
             // An answer clears this; a server that sends none for this long is lost.
             Some(since) if since.elapsed() > self.patience.silence => {
                 if !self.servers[server].connection.has_room(1) {
                     // The question has not left: what was pushed before it has not.
-                    self.asked = Some(Instant::now());
+                    self.waits.asked = Some(Instant::now());
                     return Ok(());
                 }
                 Err(self.lost_server(server, "it does not answer"))
@@ -87,7 +113,7 @@ impl WorkerLoop {
             Some(_) => Ok(()),
             None => {
                 let Some(operation) = self.operations.get(&waiting.item.operation) else { return Ok(()) };
-                self.asked = Some(Instant::now());
+                self.waits.asked = Some(Instant::now());
                 let request = operation.who_is_missing(waiting.item.batch, *reply);
                 count(&self.shared.control, 1);
                 self.servers[server].connection.send(encode(&request));
@@ -100,7 +126,7 @@ impl WorkerLoop {
     fn check_unsent(&mut self) -> Result<()> {
         let is_full = |server: &ServerConnection| !server.queue.is_empty() && !server.connection.has_room(SEND_LIMIT);
         match self.servers.iter().position(is_full) {
-            Some(server) if self.progress.elapsed() >= self.patience.silence => {
+            Some(server) if self.waits.progress.elapsed() >= self.patience.silence => {
                 Err(self.lost_server(server, "it takes no more messages"))
             }
             _ => Ok(()),
@@ -112,7 +138,7 @@ impl WorkerLoop {
         let key = self.operations.get(&waiting.item.operation).map_or(Key::Int(0), |operation| operation.key().clone());
         let since = waiting.since;
         let waited_s = since.elapsed().as_secs();
-        self.claimed = Some(Instant::now());
+        self.waits.claimed = Some(Instant::now());
         if missing.is_empty() {
             // An answer and a claim keep their order on the way: the second time there is no answer to wait
             // for.
@@ -124,7 +150,7 @@ impl WorkerLoop {
             }
             return Ok(());
         }
-        if let Some((rank, why)) = missing.iter().find_map(|rank| self.left.get_key_value(rank)) {
+        if let Some((rank, why)) = missing.iter().find_map(|rank| self.waits.left.get_key_value(rank)) {
             let (peer, ranks, why) = (self.job.worker_name(*rank), vec![*rank], why.clone().unwrap_or_default());
             let operation = format!("{operation} of key {key}");
             return Err(Error::Finished { peer, ranks, operation, rank: self.job.rank, why });
@@ -161,7 +187,7 @@ impl WorkerLoop {
 
     /// Something has come: this worker does not only wait.
     pub(super) fn has_come_on(&mut self) -> Result<()> {
-        self.progress = Instant::now();
+        self.waits.progress = Instant::now();
         if std::mem::take(&mut self.patience.has_told) {
             self.link.send(&ToScheduler::Waits { what: String::new(), missing: Vec::new() })?;
         }
