@@ -132,7 +132,7 @@ impl Backend for Allreduce {
         let update = self.update(&slot, "push")?;
         if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
             let terms = terms(entry, &update, Some(coding.compression));
-            let coding = (coding, self.engine.is_elastic());
+            let coding = (coding, priority, self.engine.is_elastic());
             let job = CompressedPush::new(&slot, gradient, outs, update, updates, coding);
             return self.submit(&slot, Operation::Push, terms, job, true);
         }
@@ -142,11 +142,11 @@ impl Backend for Allreduce {
         self.submit(&slot, Operation::Push, terms, job, keeps)
     }
 
-    fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
+    fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()> {
         let (slot, updates) = (self.slot(entry)?, &self.replica.updates);
         let update = self.update(&slot, "push_rows")?;
         let terms = terms(entry, &update, None);
-        let job = PushRows::new(&slot, gradient, update, updates, self.engine.is_elastic());
+        let job = PushRows::new(&slot, gradient, update, updates, (priority, self.engine.is_elastic()));
         self.submit(&slot, Operation::PushRows, terms, job, true)
     }
 

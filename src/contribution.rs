@@ -91,6 +91,7 @@ impl Contribution {
 }
 
 /// A row-sparse gradient of one process: ascending ids, each once, and their rows.
+#[derive(Clone)]
 pub struct MergedRows {
     /// The row ids, ascending, each once.
     pub ids: Vec<i64>,

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use ringpull_allreduce::communicator::{BegunOperation, Communicator, PartUpdate, Parts, Passage};
 use ringpull_allreduce::interpreter::Memory;
-use ringpull_allreduce::progress::{Job, Launch, Transfer};
+use ringpull_allreduce::progress::{Collectives, Job, Launch, Script, ScriptStep, Transfer};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut, unshare};
-use ringpull_kernels::compress::Feedback;
+use ringpull_kernels::compress::{Compression, Feedback};
 use ringpull_kernels::optim::{Optimizer, slot_element_bytes};
 
 use crate::compressed::Coding;
 use crate::slot::{LastSum, Slot};
 use crate::sum_rows::sum_rows;
-use crate::update::{Update, Updates};
+use crate::update::{ShardStep, Update, Updates};
 use crate::{Contribution, Entry, MergedRows, SavedStates};
 
 /// Rank 0's value becomes everybody's.
@@ -306,11 +306,19 @@ pub(super) struct PushRows {
     slot: Arc<Slot>,
     gradient: MergedRows,
     /// The value that a sharded optimizer has made.
-    value: Option<Arc<Buffer>>,
+    script: Option<Script<RowSum>>,
+    sum: Option<RowSum>,
     update: Update,
     updates: Arc<Updates>,
+    priority: i32,
     is_elastic: bool,
     is_begun: bool,
+}
+
+/// The rows of all ranks, and the value that a sharded optimizer has made of them.
+struct RowSum {
+    rows: MergedRows,
+    value: Option<Arc<Buffer>>,
 }
 
 impl PushRows {
@@ -319,23 +327,40 @@ impl PushRows {
         gradient: MergedRows,
         update: Update,
         updates: &Arc<Updates>,
-        is_elastic: bool,
+        (priority, is_elastic): (i32, bool),
     ) -> Self {
         let (slot, updates) = (Arc::clone(slot), Arc::clone(updates));
-        PushRows { slot, gradient, value: None, update, updates, is_elastic, is_begun: false }
+        let (script, sum, is_begun) = (None, None, false);
+        PushRows { slot, gradient, script, sum, update, updates, priority, is_elastic, is_begun }
+    }
+
+    fn begin(&mut self, comm: &Communicator, launch: &Launch) -> Result<Script<RowSum>> {
+        let shard = if let Update::Shard(optimizer) = &self.update {
+            Some((self.slot.begin_with_value()?, Arc::clone(optimizer), Arc::clone(&self.updates)))
+        } else {
+            self.slot.begin_once(&mut self.is_begun);
+            None
+        };
+        let (entry, own) = (self.slot.entry.clone(), self.gradient.clone());
+        let passage = Passage { stamp: launch.number, priority: self.priority };
+        Ok(Script::new(comm, passage, |all| async move {
+            let rows = sum_rows(&all, &entry, &own).await?;
+            let Some((mut value, optimizer, updates)) = shard else { return Ok(RowSum { rows, value: None }) };
+            shard_rows(&all, (&updates, &optimizer), &entry, &rows, &mut value).await?;
+            Ok(RowSum { rows, value: Some(value) })
+        }))
     }
 }
 
 /// This rank's step of the rows of a key, and then those of all ranks. Collective.
-fn shard_rows(
-    comm: &mut Communicator,
-    launch: &Launch,
+async fn shard_rows(
+    all: &Collectives,
     (updates, optimizer): (&Updates, &Arc<Optimizer>),
     entry: &Entry,
     gradient: &MergedRows,
     value: &mut Arc<Buffer>,
 ) -> Result<()> {
-    let (row_bytes, parts) = (entry.row_bytes(), parts_of(entry, comm.size()));
+    let (row_bytes, parts) = (entry.row_bytes(), parts_of(entry, all.size));
     let part = |rank: usize| parts.range(rank..rank + 1);
     // What a rank owns of the rows, each piece with its place in the key and its row among those of
     // `gradient`.
@@ -347,18 +372,18 @@ fn shard_rows(
             (start < end).then(|| (start..end, at * row_bytes + start - row))
         })
     };
-    let mut step = updates.begin_shard(optimizer, entry, part(comm.rank()), value.bytes())?;
-    let lens = (0..comm.size()).map(|rank| pieces(rank).map(|(place, _)| place.len()).sum());
-    let own = comm.rank();
-    let all = comm.gather(Parts::of_lens(lens), launch.number, |mut rest| {
-        for (place, from) in pieces(own) {
+    let mut step = updates.begin_shard(optimizer, entry, part(all.rank), value.bytes())?;
+    let lens = (0..all.size).map(|rank| pieces(rank).map(|(place, _)| place.len()).sum());
+    let fill = |mut rest: &mut [u8]| {
+        for (place, from) in pieces(all.rank) {
             let (piece, behind) = std::mem::take(&mut rest).split_at_mut(place.len());
             piece.copy_from_slice(step.apply(place.start, &gradient.rows.bytes()[from..from + place.len()]));
             rest = behind;
         }
-    })?;
-    let (mut rest, value) = (all.bytes(), unshare(value).bytes_mut());
-    for (place, _) in (0..comm.size()).flat_map(pieces) {
+    };
+    let weights = all.gather(Parts::of_lens(lens), fill).await;
+    let (mut rest, value) = (weights.bytes(), unshare(value).bytes_mut());
+    for (place, _) in (0..all.size).flat_map(pieces) {
         let (piece, behind) = rest.split_at(place.len());
         value[place].copy_from_slice(piece);
         rest = behind;
@@ -391,31 +416,48 @@ pub(super) fn join_shards(
 }
 
 impl Job for PushRows {
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        let Update::Shard(optimizer) = &self.update else {
-            self.slot.begin_once(&mut self.is_begun);
-            self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
-            return Ok(());
+    fn transfer(&self) -> Transfer {
+        Transfer::Messages { priority: self.priority }
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<BegunOperation>> {
+        if self.sum.is_some() {
+            return Ok(None);
+        }
+        let mut script = match self.script.take() {
+            Some(script) => script,
+            None => self.begin(comm, launch)?,
         };
-        let mut value = self.slot.begin_with_value()?;
-        self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
-        let entry = &self.slot.entry;
-        shard_rows(comm, launch, (&self.updates, optimizer), entry, &self.gradient, &mut value)?;
-        self.value = Some(value);
-        Ok(())
+        match script.advance(comm)? {
+            ScriptStep::Begun(begun) => {
+                self.script = Some(script);
+                Ok(Some(begun))
+            }
+            ScriptStep::Ended(sum) => {
+                self.sum = Some(sum);
+                Ok(None)
+            }
+        }
+    }
+
+    fn receive(&mut self, memory: Memory) {
+        if let Some(script) = &mut self.script {
+            script.receive(memory);
+        }
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        if let Some(value) = self.value {
+        let Some(RowSum { rows, value }) = self.sum else { return Err(Error::bug("rows have ended without a sum")) };
+        if let Some(value) = value {
             self.slot.settle(value);
             return Ok(());
         }
         let entry = &self.slot.entry;
         if self.is_elastic {
-            self.slot.keep_last(LastSum::Rows(rows_to_bytes(&self.gradient)));
+            self.slot.keep_last(LastSum::Rows(rows_to_bytes(&rows)));
         }
         let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(entry.len_bytes())));
-        if let Err(fault) = self.updates.apply_rows(&self.update, entry, &self.gradient, &mut value) {
+        if let Err(fault) = self.updates.apply_rows(&self.update, entry, &rows, &mut value) {
             self.slot.fail(&fault);
             return Err(fault);
         }
@@ -428,12 +470,13 @@ impl Job for PushRows {
     }
 
     fn again(&mut self) -> bool {
+        (self.script, self.sum) = (None, None);
         self.is_elastic && !matches!(self.update, Update::Shard(_))
     }
 
     fn given(mut self: Box<Self>, rows: &[u8]) -> Result<()> {
         self.slot.begin_once(&mut self.is_begun);
-        self.gradient = rows_of_bytes(rows)?;
+        self.sum = Some(RowSum { rows: rows_of_bytes(rows)?, value: None });
         self.finish()
     }
 }
@@ -457,21 +500,40 @@ fn rows_of_bytes(bytes: &[u8]) -> Result<MergedRows> {
 /// A dense gradient that travels compressed. The sum is decoded into an output if there is one.
 pub(super) struct CompressedPush {
     slot: Arc<Slot>,
+    /// The gradient, until it travels.
     gradient: Option<Contribution>,
-    /// The memory of the sum, if it is not an output.
-    own: Option<Buffer>,
+    /// The memory of the sum: an output of this index, or the store's own.
+    out: Memory,
+    index: Option<usize>,
+    /// The codes of all ranks that have come, if their sum is not made on the way.
+    codes: Option<Buffer>,
+    stage: CodedStage,
     /// The sum, or the value that a sharded optimizer has made of it.
     sum: Option<Arc<Buffer>>,
     outs: Vec<TensorMut>,
     update: Update,
+    /// The step of a sharded optimizer.
+    step: Option<ShardStep>,
     updates: Arc<Updates>,
     coding: Coding,
-    /// As of a [`Push`].
-    is_elastic: bool,
+    priority: i32,
     is_begun: bool,
-    /// The feedback before the push, for another sum after a loss.
-    before: Option<Feedback>,
+    /// What another sum after a loss needs, in a job that goes on without lost ranks.
+    retry: Option<Retry>,
 }
+
+/// The progress of a compressed push.
+#[derive(Clone, Copy, PartialEq)]
+enum CodedStage {
+    Open,
+    Summing,
+    Sharing,
+    Done,
+}
+
+/// The gradient of a push that may be repeated, and the feedback before it; none before it has begun.
+#[derive(Default)]
+struct Retry(Option<(Arc<Buffer>, Feedback)>);
 
 impl CompressedPush {
     pub(super) fn new(
@@ -480,106 +542,166 @@ impl CompressedPush {
         outs: Vec<TensorMut>,
         update: Update,
         updates: &Arc<Updates>,
-        (coding, is_elastic): (Coding, bool),
+        (coding, priority, is_elastic): (Coding, i32, bool),
     ) -> Self {
         let is_elastic = is_elastic && !matches!(update, Update::Shard(_));
-        let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        let (own, sum, before, is_begun) = (None, None, None, false);
-        CompressedPush { slot, gradient, own, sum, outs, update, updates, coding, is_elastic, is_begun, before }
+        CompressedPush {
+            slot: Arc::clone(slot),
+            gradient: Some(gradient),
+            out: Memory::Nothing,
+            index: None,
+            codes: None,
+            stage: CodedStage::Open,
+            sum: None,
+            outs,
+            update,
+            step: None,
+            updates: Arc::clone(updates),
+            coding,
+            priority,
+            is_begun: false,
+            retry: is_elastic.then(Retry::default),
+        }
     }
 
-    /// Makes the sum in memory of its own, beside the gradient.
-    fn sum_beside(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        self.slot.begin_once(&mut self.is_begun);
-        let gradient = self.gradient.as_mut().expect("a gradient is kept until its sum is done");
-        gradient.take_over();
-        let Coding { compression, feedback } = &self.coding;
-        let mut feedback = feedback.lock();
-        match &self.before {
-            Some(before) => *feedback = before.clone(),
-            None => self.before = Some(feedback.clone()),
+    /// Returns the gradient, nothing if it stands in the memory of the sum, and that memory.
+    fn lend(&mut self, own: Range<usize>) -> Result<(Memory, Memory)> {
+        if let Some(Retry(kept)) = &mut self.retry {
+            self.slot.begin_once(&mut self.is_begun);
+            let mut feedback = self.coding.feedback.lock();
+            let (gradient, before) = kept.get_or_insert_with(|| {
+                let gradient = self.gradient.take().expect("a gradient is kept until its sum is begun");
+                let gradient = match gradient {
+                    Contribution::Summed(sum) => sum,
+                    other => Buffer::copy_of(other.bytes(&self.outs)),
+                };
+                (Arc::new(gradient), feedback.clone())
+            });
+            *feedback = before.clone();
+            // Beside the gradient: the transport may still write into memory that was given up.
+            return Ok((
+                Memory::Shared(Arc::clone(gradient)),
+                Memory::Own(Buffer::zeroed(self.slot.entry.len_bytes())),
+            ));
         }
-        let (mut sum, gradient) = (Buffer::zeroed(self.slot.entry.len_bytes()), gradient.bytes(&self.outs));
-        let (gradient, out) = (bytemuck::cast_slice(gradient), bytemuck::cast_slice_mut(sum.bytes_mut()));
-        comm.allreduce_compressed(compression, &mut feedback, Some(gradient), out, launch.number)?;
-        self.sum = Some(Arc::new(sum));
-        Ok(())
+        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
+        // written in place.
+        let old = if let Update::Shard(optimizer) = &self.update {
+            let value = self.slot.begin_with_value()?;
+            self.step = Some(self.updates.begin_shard(optimizer, &self.slot.entry, own, value.bytes())?);
+            Some(value)
+        } else {
+            self.slot.begin();
+            if self.update.overwrites() { self.slot.take_value() } else { None }
+        };
+        let gradient = self.gradient.take().ok_or_else(|| Error::bug("a compressed push has no gradient"))?;
+        match gradient {
+            Contribution::InPlace(index) => self.index = Some(index),
+            Contribution::Held(_) if !self.outs.is_empty() => self.index = Some(0),
+            _ => {}
+        }
+        if let Some(index) = self.index {
+            let out = Memory::Written(self.outs.remove(index));
+            let held = if let Contribution::Held(held) = gradient { Memory::Read(held) } else { Memory::Nothing };
+            return Ok((held, out));
+        }
+        match gradient {
+            Contribution::Summed(sum) => Ok((Memory::Nothing, Memory::Own(sum))),
+            Contribution::Held(held) => {
+                let recycled = old.and_then(Arc::into_inner).filter(|buffer| !buffer.is_foreign());
+                let out = recycled.unwrap_or_else(|| Buffer::zeroed(held.bytes().len()));
+                Ok((Memory::Read(held), Memory::Own(out)))
+            }
+            Contribution::InPlace(_) => Err(Error::bug("a compressed sum has no place")),
+        }
+    }
+
+    /// Keeps the sum, which is in the memory that was lent.
+    fn settle(&mut self) {
+        self.stage = CodedStage::Done;
+        self.sum = Some(match (std::mem::take(&mut self.out), self.index) {
+            (out, Some(index)) => {
+                self.outs.insert(index, out.into_tensor());
+                self.outs[index].snapshot()
+            }
+            (out, None) => Arc::new(out.into_buffer()),
+        });
     }
 }
 
 impl Job for CompressedPush {
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        if self.is_elastic {
-            return self.sum_beside(comm, launch);
-        }
-        let Some(gradient) = self.gradient.take() else { return Ok(()) };
-        let (entry, parts) = (&self.slot.entry, parts_of(&self.slot.entry, comm.size()));
-        let part = parts.range(comm.rank()..comm.rank() + 1);
-        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
-        // written in place.
-        let (old, step) = if let Update::Shard(optimizer) = &self.update {
-            let value = self.slot.begin_with_value()?;
-            let step = self.updates.begin_shard(optimizer, entry, part.clone(), value.bytes())?;
-            (Some(value), Some(step))
-        } else {
-            self.slot.begin();
-            (if self.update.overwrites() { self.slot.take_value() } else { None }, None)
-        };
-        let (held, index) = match gradient {
-            Contribution::InPlace(index) => (None, Some(index)),
-            Contribution::Held(value) if !self.outs.is_empty() => (Some(value), Some(0)),
-            Contribution::Held(value) => {
-                let recycled = old.and_then(Arc::into_inner).filter(|buffer| !buffer.is_foreign());
-                self.own = Some(recycled.unwrap_or_else(|| Buffer::zeroed(value.bytes().len())));
-                (Some(value), None)
+    fn transfer(&self) -> Transfer {
+        Transfer::Messages { priority: self.priority }
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<BegunOperation>> {
+        let passage = Passage { stamp: launch.number, priority: self.priority };
+        let parts = parts_of(&self.slot.entry, comm.size());
+        let own = parts.range(comm.rank()..comm.rank() + 1);
+        let compression = self.coding.compression;
+        match self.stage {
+            CodedStage::Open => {
+                let (gradient, out) = self.lend(own)?;
+                self.stage = CodedStage::Summing;
+                if let Compression::Codec(codec) = compression {
+                    return Ok(Some(comm.begin_codes(codec, &self.coding.feedback, (gradient, out), passage)));
+                }
+                let source = if matches!(gradient, Memory::Nothing) { &out } else { &gradient };
+                let source = bytemuck::cast_slice(source.bytes());
+                let begun = comm.begin_gather_codes(&compression, &self.coding.feedback, source, passage);
+                self.out = out;
+                Ok(Some(begun))
             }
-            Contribution::Summed(sum) => {
-                self.own = Some(sum);
-                (None, None)
+            CodedStage::Summing => {
+                if let Some(codes) = self.codes.take() {
+                    comm.add_codes(&compression, codes.bytes(), bytemuck::cast_slice_mut(self.out.bytes_mut()))?;
+                }
+                if let Some(mut step) = self.step.take() {
+                    // The weights travel as they are.
+                    let sums = &mut self.out.bytes_mut()[own.clone()];
+                    let weights = step.apply(own.start, sums);
+                    sums.copy_from_slice(weights);
+                    self.stage = CodedStage::Sharing;
+                    return Ok(Some(comm.begin_allgather(None, parts, std::mem::take(&mut self.out), passage)));
+                }
+                self.settle();
+                Ok(None)
             }
-        };
-        // The transport gets codes, but the weights of a sharded update as they are.
-        let mut out = match (index, self.own.take()) {
-            (Some(index), _) => Memory::Written(self.outs.remove(index)),
-            (None, Some(own)) => Memory::Own(own),
-            (None, None) => return Err(Error::bug("a compressed sum has no place")),
-        };
-        let Coding { compression, feedback } = &self.coding;
-        let gradient = held.as_ref().map(|held| bytemuck::cast_slice(held.bytes()));
-        let sum = bytemuck::cast_slice_mut(out.bytes_mut());
-        let outcome = comm.allreduce_compressed(compression, &mut feedback.lock(), gradient, sum, launch.number);
-        if let (Ok(()), Some(mut step)) = (&outcome, step) {
-            let sums = &mut out.bytes_mut()[part.clone()];
-            let weights = step.apply(part.start, sums);
-            sums.copy_from_slice(weights);
-            out = comm.allgather(parts, out, launch.number)?;
-        }
-        match index {
-            Some(index) => {
-                self.outs.insert(index, out.into_tensor());
-                self.sum = outcome.is_ok().then(|| self.outs[index].snapshot());
+            CodedStage::Sharing => {
+                self.settle();
+                Ok(None)
             }
-            None => self.sum = Some(Arc::new(out.into_buffer())),
+            CodedStage::Done => Ok(None),
         }
-        outcome
+    }
+
+    fn receive(&mut self, memory: Memory) {
+        match memory {
+            Memory::Pair(pair) => self.out = pair.1,
+            Memory::Own(codes) if self.stage == CodedStage::Summing => self.codes = Some(codes),
+            out => self.out = out,
+        }
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let Some(sum) = self.sum.take() else { return Ok(()) };
-        if self.is_elastic {
+        if self.retry.is_some() {
             self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
         }
         let value = self.slot.value_after(&self.updates, &self.update, sum);
         self.slot.settle_with(value, self.outs)
     }
 
-    fn fail(self: Box<Self>, fault: &Error) {
+    fn fail(mut self: Box<Self>, fault: &Error) {
+        if let Memory::Written(out) = self.out {
+            self.outs.push(out);
+        }
         self.slot.fail_with(fault, self.outs);
     }
 
     fn again(&mut self) -> bool {
-        self.sum = None;
-        self.is_elastic
+        (self.sum, self.codes, self.stage, self.out) = (None, None, CodedStage::Open, Memory::Nothing);
+        self.retry.is_some()
     }
 
     fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {

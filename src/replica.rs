@@ -89,12 +89,19 @@ impl StandIn for Replica {
         let job = match theirs.compression {
             _ if *operation == Operation::PushRows => {
                 let nothing = MergedRows { ids: Vec::new(), rows: Arc::new(Buffer::zeroed(0)) };
-                Submission::new(PushRows::new(&slot, nothing, update, &self.updates, false))
+                Submission::new(PushRows::new(&slot, nothing, update, &self.updates, (0, false)))
             }
             None => Submission::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, (0, false))),
             Some(compression) => {
                 let coding = self.compressor.coding_by(key, compression);
-                Submission::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, (coding, false)))
+                Submission::new(CompressedPush::new(
+                    &slot,
+                    zeros(),
+                    Vec::new(),
+                    update,
+                    &self.updates,
+                    (coding, 0, false),
+                ))
             }
         };
         Ok(job.after(check::before(&slot)))

@@ -16,8 +16,11 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use ringpull_allreduce::communicator::Communicator;
-use ringpull_base::Result;
+use ringpull_allreduce::interpreter::Memory as HostMemory;
+use ringpull_base::{Buffer, Result};
 use ringpull_device::{Memory, Operation, Slice, Work};
 use ringpull_kernels::compress::{Codec, Compression, Feedback};
 
@@ -130,7 +133,11 @@ fn on_host(comm: &mut Communicator, sum: &Sum<'_>, coding: DeviceCoding<'_>) -> 
     devices.drain(limit)?;
     // The transport sees codes only: the memory may be freed after an error.
     let mut whole = staging.host_bytes_mut()?;
-    comm.allreduce_compressed(compression, feedback, None, bytemuck::cast_slice_mut(&mut whole), stamp)?;
+    let shared = Arc::new(Mutex::new(std::mem::take(feedback)));
+    let out = HostMemory::Own(Buffer::copy_of(&whole));
+    let summed = comm.allreduce_compressed(compression, &shared, out, stamp);
+    *feedback = std::mem::take(&mut *shared.lock());
+    whole.copy_from_slice(summed?.bytes());
     drop(whole);
     for (device, part) in parts.iter().enumerate() {
         devices.platform().enqueue(devices.lane(device), &Work::copy(on_host(device), part.clone()))?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use ringpull_allreduce::communicator::Communicator;
-use ringpull_allreduce::progress::Launch;
+use ringpull_allreduce::communicator::{Communicator, Passage};
+use ringpull_allreduce::progress::{Launch, Script};
 use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
 use ringpull_kernels::optim::State;
@@ -79,7 +79,10 @@ impl DevicePushRows {
 impl Step for DevicePushRows {
     fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()> {
         if let Some((comm, launch)) = ranks {
-            self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
+            let (entry, own) = (self.slot.entry.clone(), self.gradient.clone());
+            let passage = Passage { stamp: launch.number, priority: i32::MAX };
+            let script = Script::new(comm, passage, |all| async move { sum_rows(&all, &entry, &own).await });
+            self.gradient = script.run(comm)?;
         }
         // Here and not at the end: the next job of the key may be queued before this one is finished.
         self.apply()

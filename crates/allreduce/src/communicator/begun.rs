@@ -42,7 +42,7 @@ pub enum BegunOperation {
 
 impl Communicator {
     /// Returns the memory of what was begun when that is finished. Blocks.
-    pub(super) fn complete(&mut self, begun: BegunOperation) -> Result<Memory> {
+    pub(crate) fn complete(&mut self, begun: BegunOperation) -> Result<Memory> {
         match begun {
             BegunOperation::Done(memory) => Ok(memory),
             BegunOperation::UnderWay(ticket) => self.executor.until(ticket),

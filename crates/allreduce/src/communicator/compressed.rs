@@ -20,40 +20,98 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use ringpull_base::{Buffer, DType, Error, Result};
 use ringpull_kernels::compress::{Codec, Compression, Feedback};
-use ringpull_plan::{Action, Message, Parts};
+use ringpull_plan::{Action, Message, Parts, Schedule};
 
 use crate::communicator::Communicator;
+use crate::communicator::begun::{BegunOperation, Passage};
 use crate::communicator::ends::{CodeEnds, CodedGradient, Elements};
 use crate::communicator::schedules::Sum;
-use crate::interpreter::{Endpoint, Scratch};
+use crate::interpreter::{Endpoint, Memory, Scratch};
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// Sums the compressed gradients of all ranks into `out`, with the same bits on each rank. The gradient
-    /// is in `out` itself if none is given.
+    /// Begins to sum the compressed gradients of all ranks into `out`, with the same bits on each rank. The
+    /// gradient is in `out` itself if it is nothing. The memory comes back as a pair.
+    pub fn begin_codes(
+        &mut self,
+        codec: Codec,
+        feedback: &Arc<Mutex<Feedback>>,
+        (gradient, out): (Memory, Memory),
+        passage: Passage,
+    ) -> BegunOperation {
+        let len = out.bytes().len() / ELEMENT;
+        let mut ends = Elements { codec, feedback: Arc::clone(feedback), gradient, out };
+        let (rank, size) = (self.rank(), self.size());
+        if size == 1 {
+            sum_alone(codec, len, &mut ends);
+            return BegunOperation::Done(ends.take_memory());
+        }
+        let schedule = self.schedule_of_codes(len);
+        let exchange = Box::new(CodeExchange::new(codec, (rank, size), len, ends));
+        let Passage { stamp, priority } = passage;
+        BegunOperation::UnderWay(self.executor.runner.begin_between(&schedule, exchange, stamp, priority))
+    }
+
+    /// Begins to give every rank every rank's code of its `gradient`, for [`add_codes`](Self::add_codes). The
+    /// memory is that of the codes.
+    pub fn begin_gather_codes(
+        &mut self,
+        compression: &Compression,
+        feedback: &Arc<Mutex<Feedback>>,
+        gradient: &[f32],
+        passage: Passage,
+    ) -> BegunOperation {
+        let each = compression.code_bytes(gradient.len());
+        let parts = Parts::of((0..=self.size()).map(|rank| rank * each).collect());
+        let mut codes = Buffer::zeroed(parts.len());
+        let own = &mut codes.bytes_mut()[self.rank() * each..][..each];
+        compression.encode(gradient, &mut feedback.lock(), own);
+        self.begin_allgather(None, parts, Memory::Own(codes), passage)
+    }
+
+    /// Makes `out` the sum of every rank's code, added up in the order of the ranks.
+    pub fn add_codes(&self, compression: &Compression, codes: &[u8], out: &mut [f32]) -> Result<()> {
+        out.fill(0.0);
+        let each = compression.code_bytes(out.len());
+        for (peer, code) in codes.chunks_exact(each.max(1)).enumerate() {
+            let check = compression.check_code(code, out.len());
+            check.map_err(|what| Error::protocol(self.rank(), format!("rank {peer}"), what))?;
+            compression.decode_add(code, out);
+        }
+        Ok(())
+    }
+
+    /// Sums the compressed gradients of all ranks, each of which is in `out`. Returns the sum. Blocks.
     pub fn allreduce_compressed(
         &mut self,
         compression: &Compression,
-        feedback: &mut Feedback,
-        gradient: Option<&[f32]>,
-        out: &mut [f32],
+        feedback: &Arc<Mutex<Feedback>>,
+        mut out: Memory,
         stamp: Stamp,
-    ) -> Result<()> {
+    ) -> Result<Memory> {
+        let passage = Passage { stamp, priority: i32::MAX };
         match compression {
             Compression::Codec(codec) => {
-                let (codec, len) = (*codec, out.len());
-                let mut ends = Elements { codec, gradient, residual: feedback.residual_mut(len), out };
-                self.exchange(codec, len, &mut ends, stamp)
+                let begun = self.begin_codes(*codec, feedback, (Memory::Nothing, out), passage);
+                Ok(self.complete(begun)?.into_output())
             }
-            Compression::TopK(_) => self.gather_compressed(compression, feedback, gradient, out, stamp),
+            Compression::TopK(_) => {
+                let begun = self.begin_gather_codes(compression, feedback, bytemuck::cast_slice(out.bytes()), passage);
+                let codes = self.complete(begun)?;
+                self.add_codes(compression, codes.bytes(), bytemuck::cast_slice_mut(out.bytes_mut()))?;
+                Ok(out)
+            }
         }
     }
 
-    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that the
-    /// caller has encoded and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
+    /// Sums as [`begin_codes`](Self::begin_codes) does a gradient of `len` elements that the caller has encoded
+    /// and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
     /// writes it.
     pub fn allreduce_codes(
         &mut self,
@@ -63,40 +121,19 @@ impl Communicator {
         sums: &mut [u8],
         stamp: Stamp,
     ) -> Result<()> {
-        self.exchange(codec, len, &mut CodedGradient { codec, codes, sums }, stamp)
-    }
-
-    fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn CodeEnds, stamp: Stamp) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
+        let mut ends = CodedGradient { codec, codes, sums };
         if size == 1 {
-            sum_alone(codec, len, ends);
+            sum_alone(codec, len, &mut ends);
             return Ok(());
         }
-        let schedule =
-            self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * size_of::<f32>()) });
-        let exchange = Box::new(CodeExchange::new(codec, (rank, size), len, ends));
+        let schedule = self.schedule_of_codes(len);
+        let exchange = Box::new(CodeExchange::new(codec, (rank, size), len, &mut ends));
         self.executor.run_between(&schedule, exchange, stamp)
     }
 
-    /// Every rank gets every rank's code and adds them up in the order of the ranks.
-    fn gather_compressed(
-        &mut self,
-        compression: &Compression,
-        feedback: &mut Feedback,
-        gradient: Option<&[f32]>,
-        out: &mut [f32],
-        stamp: Stamp,
-    ) -> Result<()> {
-        let (rank, size, each) = (self.rank(), self.size(), compression.code_bytes(out.len()));
-        let parts = Parts::of((0..=size).map(|rank| rank * each).collect());
-        let codes = self.gather(parts, stamp, |code| compression.encode(gradient.unwrap_or(out), feedback, code))?;
-        out.fill(0.0);
-        for (peer, code) in codes.bytes().chunks_exact(each.max(1)).enumerate() {
-            let check = compression.check_code(code, out.len());
-            check.map_err(|what| Error::protocol(rank, format!("rank {peer}"), what))?;
-            compression.decode_add(code, out);
-        }
-        Ok(())
+    fn schedule_of_codes(&mut self, len: usize) -> Arc<Schedule> {
+        self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * ELEMENT) })
     }
 }
 
@@ -109,11 +146,11 @@ fn sum_alone(codec: Codec, len: usize, ends: &mut dyn CodeEnds) {
 }
 
 /// One rank's end of such a sum.
-struct CodeExchange<'a> {
+struct CodeExchange<E> {
     codec: Codec,
     rank: usize,
     size: usize,
-    ends: &'a mut dyn CodeEnds,
+    ends: E,
     /// The elements of the own part.
     own: Range<usize>,
     /// The memory that the transport is busy with, by address.
@@ -130,9 +167,9 @@ struct CodeExchange<'a> {
 
 const ELEMENT: usize = size_of::<f32>();
 
-impl<'a> CodeExchange<'a> {
+impl<E: CodeEnds> CodeExchange<E> {
     /// The exchange of a gradient of `len` elements.
-    fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn CodeEnds) -> Self {
+    fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: E) -> Self {
         let own = ringpull_plan::part_in_turns(rank, size, len, Codec::BLOCK);
         let (given, leaving) = (HashMap::new(), HashMap::new());
         CodeExchange { codec, rank, size, ends, own, given, leaving, gathered: HashMap::new(), sums: HashMap::new() }
@@ -173,7 +210,7 @@ fn lost(what: &str, rank: usize) -> Error {
 }
 
 // SAFETY: it keeps what the transport uses in buffers of its own until that is done.
-unsafe impl Endpoint for CodeExchange<'_> {
+unsafe impl<E: CodeEnds> Endpoint for CodeExchange<E> {
     fn wire_bytes(&self, message: &Message) -> usize {
         let elements = elements(message);
         // Segments of the own part that are sent, and those of others that are received, are sums.
@@ -240,5 +277,9 @@ unsafe impl Endpoint for CodeExchange<'_> {
             self.add_up(gathered, elements, scratch);
         }
         Ok(())
+    }
+
+    fn take_memory(&mut self) -> Memory {
+        self.ends.take_memory()
     }
 }

@@ -5,8 +5,13 @@
 //! gradient that a device has encoded and will decode.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use ringpull_kernels::compress::Codec;
+use parking_lot::Mutex;
+
+use ringpull_kernels::compress::{Codec, Feedback};
+
+use crate::interpreter::Memory;
 
 /// Asked once for the codes of each segment, and after that given its sums. Segments begin with whole blocks,
 /// and all but the last end with one.
@@ -15,25 +20,47 @@ pub(super) trait CodeEnds {
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]);
     /// Takes the sums of `count` ranks' codes of `range`.
     fn decode(&mut self, range: Range<usize>, sums: &[u8], count: usize);
+    /// Gives back the memory that it owns.
+    fn take_memory(&mut self) -> Memory {
+        Memory::Nothing
+    }
 }
 
 /// A gradient in host memory.
-pub(super) struct Elements<'a> {
+pub(super) struct Elements {
     pub(super) codec: Codec,
-    /// `None` if the gradient stands in `out`.
-    pub(super) gradient: Option<&'a [f32]>,
-    pub(super) residual: &'a mut [f32],
-    pub(super) out: &'a mut [f32],
+    pub(super) feedback: Arc<Mutex<Feedback>>,
+    /// Nothing if the gradient stands in `out`.
+    pub(super) gradient: Memory,
+    pub(super) out: Memory,
 }
 
-impl CodeEnds for Elements<'_> {
+impl CodeEnds for Elements {
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]) {
-        let gradient = self.gradient.unwrap_or(self.out);
-        self.codec.encode(&gradient[range.clone()], &mut self.residual[range], codes);
+        let gradient = if matches!(self.gradient, Memory::Nothing) { &self.out } else { &self.gradient };
+        let gradient: &[f32] = bytemuck::cast_slice(gradient.bytes());
+        let mut feedback = self.feedback.lock();
+        let residual = feedback.residual_mut(gradient.len());
+        self.codec.encode(&gradient[range.clone()], &mut residual[range], codes);
     }
 
     fn decode(&mut self, range: Range<usize>, sums: &[u8], count: usize) {
-        self.codec.decode_sum(sums, count, &mut self.out[range]);
+        let out: &mut [f32] = bytemuck::cast_slice_mut(self.out.bytes_mut());
+        self.codec.decode_sum(sums, count, &mut out[range]);
+    }
+
+    fn take_memory(&mut self) -> Memory {
+        Memory::Pair(Box::new((std::mem::take(&mut self.gradient), std::mem::take(&mut self.out))))
+    }
+}
+
+impl<T: CodeEnds> CodeEnds for &mut T {
+    fn encode(&mut self, range: Range<usize>, codes: &mut [u8]) {
+        (**self).encode(range, codes);
+    }
+
+    fn decode(&mut self, range: Range<usize>, sums: &[u8], count: usize) {
+        (**self).decode(range, sums, count);
     }
 }
 

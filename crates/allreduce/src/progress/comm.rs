@@ -7,9 +7,9 @@
 //! they began, with two exceptions. One may overtake those of lower priority; one for which a held operation
 //! waits may overtake all. None overtakes an operation of its own topic.
 //!
-//! A divided sum begins when no earlier operation of its topics is under way: these leave the value that its
-//! update needs. Until then it is held. It delays only later operations of its topics and
-//! jobs that run alone.
+//! A divided sum, and messages of a key, begin when no earlier operation of their topics is under way: these
+//! leave the value that an update needs, or the residual of a compressed gradient. Until then they are held.
+//! They delay only later operations of their topics and jobs that run alone.
 //!
 //! An operation of a process set begins at once, and no operation waits for it: its ranks begin it between
 //! other operations of all ranks, each where it receives the launch.
@@ -149,13 +149,13 @@ impl CommThread<'_> {
         self.held.remove(at)
     }
 
-    /// Returns true if a command waits for operations of its topics: a divided sum waits for those under way,
-    /// and any command for those that are held before it.
+    /// Returns true if a command waits for operations of its topics: one that needs what the earlier ones leave
+    /// waits for those under way, and any command for those that are held before it.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
         // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
         // of the one before it on the same topic: so a rank lacks at most one that another has.
-        let waits_for_running = command.is_divided() || self.shared.elastic.is_some();
+        let waits_for_running = command.needs_earlier() || self.shared.elastic.is_some();
         (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::jobs).any(|(topic, _)| is_of(topic))
     }

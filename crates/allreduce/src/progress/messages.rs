@@ -178,13 +178,6 @@ pub enum Transfer {
     },
 }
 
-impl Transfer {
-    /// Returns true if it is a sum of which each rank updates its part.
-    pub(super) fn is_divided(&self) -> bool {
-        matches!(self, Transfer::Sum { is_divided: true, .. })
-    }
-}
-
 /// The kind of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {

@@ -6,7 +6,7 @@
 //!   the operations left to begin after that order was stopped;
 //! - [`messages`]: the messages of the control star; `topic_key`: keys as numbers in them;
 //! - [`job`]: an operation between its call and its end, and its stand-in on a rank that has joined;
-//!   `layout` (pure): the layout of several jobs' memory in one bucket;
+//!   `layout` (pure): the layout of several jobs' memory in one bucket; [`Script`]: a job of several collectives;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
 //!   the collectives. One applies updates, and does other work on finished sums that takes long. One
 //!   (`watcher`) receives the messages of the control star, notices faults and spreads them. `shared` is
@@ -45,6 +45,7 @@ mod phases;
 pub mod process;
 mod renewal;
 mod rest;
+mod script;
 mod shared;
 mod standstill;
 mod status;
@@ -60,4 +61,5 @@ pub use engine::Engine;
 pub use generation::Change;
 pub use job::{Check, Job, StandIn, Submission};
 pub use messages::{Call, Envelope, Launch, Operation, Peering, Sums, Terms, Topic, Transfer};
+pub use script::{Collectives, Script, ScriptStep};
 pub use topic_key::TopicKey;

@@ -24,7 +24,7 @@ use crate::progress::handover::Handover;
 use crate::progress::help::{Help, Rooms};
 use crate::progress::job::{Barrier, StandIn, Submission};
 use crate::progress::kept::RetryStore;
-use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
+use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic, Transfer};
 use crate::progress::under_way::OperationsUnderWay;
 use crate::transport::control::Control;
 use crate::transport::messages;
@@ -64,9 +64,14 @@ impl Command {
         self.jobs().any(|(own, _)| own == topic)
     }
 
-    /// Returns true if it is a divided sum.
-    pub(super) fn is_divided(&self) -> bool {
-        self.jobs().any(|(_, job)| job.job.transfer().is_divided())
+    /// Returns true if it needs what earlier operations of its topics leave: a divided sum, and messages of a
+    /// key.
+    pub(super) fn needs_earlier(&self) -> bool {
+        self.jobs().any(|(topic, job)| match job.job.transfer() {
+            Transfer::Sum { is_divided, .. } => is_divided,
+            Transfer::Messages { .. } => matches!(topic, Topic::Key { .. }),
+            Transfer::Alone => false,
+        })
     }
 }
 
