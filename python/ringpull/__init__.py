@@ -26,6 +26,7 @@ from .errors import *  # noqa: F403
 from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
 from .optimizers import NAG, SGD, AdaGrad, Adam, Optimizer, RMSProp, Test
 from .shares import split, suggest_shares
+from .stopping import should_stop, stop_on
 
 __all__ = [
     "NAG",
@@ -47,7 +48,9 @@ __all__ = [
     "create",
     "errors",
     "kinds",
+    "should_stop",
     "split",
+    "stop_on",
     "suggest_shares",
     "zeros",
 ]

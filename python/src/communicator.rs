@@ -432,6 +432,10 @@ impl Communicator {
         interruptible(py, || self.0.join())
     }
 
+    fn should_stop(&self, py: Python<'_>, wants: bool) -> PyResult<bool> {
+        interruptible(py, || self.0.should_stop(wants))
+    }
+
     fn report_failure(&self, py: Python<'_>, #[pyo3(from_py_with = any_text)] why: String) {
         py.detach(|| self.0.report_failure(&why));
     }

@@ -122,7 +122,7 @@ OF_HOROVOD_TORCH = (
 )
 #: The modules of the reference with their files, in its order.
 MODULES = {
-    "ringpull": ["kvstore.py", "worker.py", "collectives.py", "shares.py", "optimizers.py", "errors.py"],
+    "ringpull": ["kvstore.py", "worker.py", "collectives.py", "shares.py", "stopping.py", "optimizers.py", "errors.py"],
     "ringpull.elastic": ["elastic/state.py", "elastic/sampling.py"],
     "ringpull.torch": ["torch.py", "backward.py"],
     "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],

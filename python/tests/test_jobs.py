@@ -237,3 +237,18 @@ def test_the_bench_prints_what_it_has_checked():
         records = json.loads(done.ranks[0].out)
         assert len(records) == count and done.ranks[1].out == "", f"{done}"
         assert all(record["verified"] and len(record["seconds"]) == 3 for record in records), f"{done}"
+
+
+@pytest.mark.parametrize(("ranks", "who"), [(1, "signal"), (2, "behind"), (2, "last"), (4, "signal"), pytest.param(4, "behind", marks=pytest.mark.long)])
+def test_all_ranks_stop_at_the_same_step_when_one_is_asked(ranks, who):
+    done = job(ranks, "stopping", "dist_sync_mpi", who)
+    said = [rank.out.splitlines() for rank in done.ranks]
+    stopped = said[0][-1].removeprefix("stopped at ")
+    assert all(lines[-1] == said[0][-1] for lines in said), f"{done}"
+    assert who == "last" or 60 <= int(stopped) <= 70, f"{done}"
+    assert [line for lines in said for line in lines if line.startswith("saves")] == [f"saves step {stopped}"] * (stopped != "None"), f"{done}"
+
+
+def test_a_worker_of_a_job_with_servers_is_told_that_it_cannot_ask_all_to_stop():
+    done = launch(2, 1, HERE / "jobs/stopping.py", "dist_sync", "nobody")
+    assert done.status != 0 and all("should_stop" in rank.err for rank in done.ranks), f"{done}"

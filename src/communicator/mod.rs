@@ -16,7 +16,7 @@ use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{
     Engine, Envelope, Operation, Peering, Reply, StandIn, Submission, Terms, Topic, answer,
 };
-use ringpull_base::config::Config;
+use ringpull_base::config::{Config, Dmlc};
 use ringpull_base::forked::OfProcess;
 use ringpull_base::last_words;
 use ringpull_base::topology::host_name;
@@ -500,6 +500,47 @@ impl Communicator {
         }
         self.check()?;
         self.engine.join()
+    }
+
+    /// Returns true from the call on at which all ranks of the job stop, because one `wants` to: a batch
+    /// system has warned it, or its time is over. Every rank makes the calls alike, one a step, and gets the
+    /// same answers. Nothing is sent before a rank wants to stop. Then calls block for a moment, until the
+    /// ranks have agreed on the first call that none of them has gone past. In a job that goes on without lost
+    /// ranks each call is an allreduce instead. Of the whole job alone.
+    ///
+    /// ```no_run
+    /// # fn main() -> ringpull::Result<()> {
+    /// let job = ringpull::communicator()?;
+    /// let begun = std::time::Instant::now();
+    /// while !job.should_stop(begun.elapsed().as_secs() > 3600)? {
+    ///     // ... a step ...
+    /// }
+    /// // ... a checkpoint, of the same step on every rank ...
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] in a worker of a job with servers, which is no rank of MPI.
+    pub fn should_stop(&self, wants: bool) -> Result<bool> {
+        if self.set.is_some() {
+            return Err(Error::argument("a process set cannot stop", "stop with the communicator of the whole job"));
+        }
+        if self.size() == 1 && Dmlc::from_env()?.is_some_and(|job| job.num_workers > 1) {
+            return Err(Error::Unsupported {
+                kind: "dist_sync".to_owned(),
+                operation: "should_stop".to_owned(),
+                reason: "its workers are not ranks of one MPI job; stop after a number of steps that all know"
+                    .to_owned(),
+            });
+        }
+        if self.is_elastic() {
+            let wants = Tensor::from_slice(&[1], &[f32::from(u8::from(wants))]);
+            let options = CallOptions { out: Some(wants.clone()), ..CallOptions::default() };
+            return Ok(self.allreduce(&wants, Reduction::Max, &options)?.wait()?.to_vec::<f32>()?[0] > 0.0);
+        }
+        self.check()?;
+        self.engine.should_stop(wants)
     }
 
     /// Payload bytes sent and received by this process, and messages that carried no payload.

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ringpull
 import ringpull.horovod.torch as hvd
 
 hvd.init()
@@ -505,6 +506,19 @@ def a_timeline_is_started_and_stopped():
             text = file.read()
         assert json.loads(text)["traceEvents"] and "in_the_timeline" in text and "behind_it" not in text, text
         raises(ValueError, hvd.start_timeline, path + "2")
+
+
+def all_ranks_stop_at_the_same_step():
+    layer = nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), named_parameters=layer.named_parameters())
+    for step in range(1000):
+        layer(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if ringpull.should_stop(rank == size - 1 and step >= 10):
+            break
+    steps = hvd.allgather(torch.tensor([step]))
+    assert 10 <= step <= 20 and (steps == step).all(), steps
 
 
 def joined_ranks_add_zeros():

@@ -46,11 +46,13 @@ def train(state):
                 both = pair.allreduce(numpy.full(3, 2.0**pair.rank)).wait()
                 assert (both == 3).all(), both
             state.step += 1
+            assert not ringpull.should_stop()
             time.sleep(pause)
             if state.step % 5 == 0:
                 state.commit()
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)
+    assert ringpull.should_stop(job.rank == job.size - 1)
 
 
 state = State(seen=numpy.zeros(length), step=0, epoch=0, sampler=Sampler(length, seed=3))

@@ -410,6 +410,21 @@ impl Engine {
         self.answered(&answer)
     }
 
+    /// Returns true from the call on at which all ranks stop: the first that none of them has gone past when
+    /// one `wants` to. Every rank makes the calls alike, one a step. Sends nothing, and does not block, before
+    /// a rank wants to stop; then it blocks for the answers of the control threads. Not for a job that goes on
+    /// without lost ranks, which may be at different calls after a loss.
+    pub fn should_stop(&self, wants: bool) -> Result<bool> {
+        let shared = self.current.get();
+        let (call, report) = shared.stopping.begin(wants);
+        report.into_iter().for_each(|call| shared.send_to_rank_0(ControlMessage::StopFrom(call)));
+        let answer = || shared.condition.is_well().then(|| shared.stopping.answer(call)).flatten();
+        if answer().is_none() {
+            self.changes.until(|_| answer().is_some() || !shared.condition.is_well());
+        }
+        answer().ok_or_else(|| self.fault().unwrap_or_else(|| lost_thread(Some(shared.rank))))
+    }
+
     /// The number of the next process set of these ranks of a generation: the same on each of them, if each
     /// makes its sets in one order.
     pub fn next_set(&self, generation: u64, set: &[usize]) -> u32 {

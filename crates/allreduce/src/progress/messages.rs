@@ -406,6 +406,11 @@ pub enum Order {
     RunTo(RunTo),
     /// Every rank has joined, this one last.
     Joined(usize),
+    /// A rank wants to stop: report the first call of `should_stop` at which you can, and return from none
+    /// after that before you know the answer.
+    ReportStop,
+    /// All ranks stop at this call of `should_stop`.
+    StopAt(u64),
     /// These names are forgotten. Every rank has made this number of calls of each: later calls count from 0.
     Forget(Vec<(Topic, u64)>),
 }
@@ -487,6 +492,8 @@ pub(super) enum ControlMessage {
     Answered(u64, u64),
     /// To rank 0: this rank has forgotten the names.
     Forgot,
+    /// To rank 0: the first call of `should_stop` at which this rank can stop.
+    StopFrom(u64),
     /// From rank 0 to a helper: take part in this sum.
     Help(HelpRequest),
     /// From rank 0, or to it: nothing was heard from these ranks for `RINGPULL_SILENCE`, and the others go on

@@ -12,7 +12,7 @@
 //!   (`watcher`) receives the messages of the control star, notices faults and spreads them. `shared` is
 //!   their common state; `condition` the job's, with the rank's presence; `changes` wakes who waits for a
 //!   change. `standstill` finds out if this rank waits for an operation that cannot begin; `status` collects
-//!   the state of every rank (`answers`, `under_way`);
+//!   the state of every rank (`answers`, `under_way`); `stopping` stops all ranks at the same step;
 //! - `generation`: the ranks between two losses; `kept`: the operations saved for a retry; `renewal`: leads
 //!   from one generation to the next; `connected`: the ranks of a transport, and their successors;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
@@ -49,6 +49,7 @@ mod script;
 mod shared;
 mod standstill;
 mod status;
+mod stopping;
 mod termination;
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,7 @@ use crate::progress::help::{Help, Rooms};
 use crate::progress::job::{Barrier, StandIn, Submission};
 use crate::progress::kept::RetryStore;
 use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic, Transfer};
+use crate::progress::stopping::StopCalls;
 use crate::progress::under_way::OperationsUnderWay;
 use crate::transport::control::Control;
 use crate::transport::messages;
@@ -111,6 +112,7 @@ pub(super) struct Shared {
     pub(super) own_notes: Sender<ControlMessage>,
     pub(super) counters: Counters,
     pub(super) answers: Answers,
+    pub(super) stopping: StopCalls,
 }
 
 /// The properties of a generation of ranks.
@@ -254,6 +256,7 @@ impl Shared {
             own_notes,
             counters: Counters { control_messages: AtomicU64::new(inherited.control_messages), ..Counters::default() },
             answers: Answers::default(),
+            stopping: StopCalls::default(),
         }
     }
 
@@ -358,6 +361,16 @@ impl Shared {
                 Vec::new()
             }
             Order::RunTo(end) => calls.run_to(end),
+            Order::ReportStop => {
+                let call = self.stopping.report();
+                call.into_iter().for_each(|call| self.send_to_rank_0(ControlMessage::StopFrom(call)));
+                Vec::new()
+            }
+            Order::StopAt(call) => {
+                self.stopping.stop_at(call);
+                self.condition.changes.notify();
+                Vec::new()
+            }
             Order::Joined(last) => {
                 calls.joined();
                 self.callers.joining.lock().take().into_iter().for_each(|result| result.send(Ok(last)));

@@ -22,6 +22,7 @@ use crate::progress::messages::{ControlMessage, Order, Overdue};
 use crate::progress::shared::{Shared, is_loss};
 use crate::progress::standstill::Standstill;
 use crate::progress::status;
+use crate::progress::stopping::StopReports;
 use crate::transport::control::Event;
 
 /// The number of heartbeats by which a silence may be shorter than that of a lost rank and still count as
@@ -71,6 +72,7 @@ pub(super) struct Watcher {
     offset: Offset,
     /// The number of orders that each rank was given; on rank 0.
     orders: Vec<u64>,
+    stops: StopReports,
     /// The time since which the survivors are about to go on without a lost rank.
     renewed: Option<Instant>,
     /// The last snapshot of a frozen cycle that makes no progress, and the time since which it has not
@@ -133,6 +135,7 @@ impl Watcher {
             hang: HangDetector::default(),
             offset: Offset::default(),
             orders: vec![0; size],
+            stops: StopReports::default(),
             renewed: None,
             standstill: None,
         }
@@ -235,6 +238,11 @@ impl Watcher {
             }
             ControlMessage::Forgot => {
                 self.agreement.forgot(from);
+                Ok(())
+            }
+            ControlMessage::StopFrom(call) => {
+                let orders = self.stops.take(from, call, shared.size);
+                spread(shared, &mut self.orders, orders);
                 Ok(())
             }
             ControlMessage::DataStill(is_still) => {

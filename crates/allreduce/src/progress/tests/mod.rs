@@ -7,3 +7,4 @@ mod helpers;
 mod leave;
 mod many;
 mod schedule;
+mod stop;

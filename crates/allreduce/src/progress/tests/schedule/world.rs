@@ -426,6 +426,7 @@ impl World {
                 self.last[rank].push(last);
                 Vec::new()
             }
+            Order::ReportStop | Order::StopAt(_) => unreachable!("no call of an operation leads to it"),
             Order::Forget(topics) => {
                 self.ranks[rank].forget(&topics);
                 for (topic, made) in topics {
