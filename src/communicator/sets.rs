@@ -17,8 +17,8 @@ impl Communicator {
     /// numbered there in the order of `ranks`. Collective: every rank of this one gives the same; ranks make
     /// the sets that they are in in one order. Blocks.
     ///
-    /// Once a job has a process set, ranks that share a host's memory agree on each operation of all ranks
-    /// anew: a repeating sequence of them is not run without messages.
+    /// Once a job has a process set, a repeating sequence of operations of all ranks is run without messages
+    /// only if none of them runs alone.
     pub fn split(&self, ranks: &[usize]) -> Result<Option<Self>> {
         let members = self.members(ranks)?;
         self.agree_on(self.set.as_ref(), ranks)?;

@@ -146,9 +146,9 @@ fn a_rank_may_wait_for_a_later_key_before_it_calls_an_earlier_one() {
     for hosts in [[0, 1, 2, 3], [0; 4], [0, 0, 1, 1]] {
         on_hosts(&hosts, &config, &|engine: &Arc<Engine>| {
             let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), &config);
-            // Too long for a bucket together.
+            // Too long for a bucket together, and more than have room in shared memory at once.
             let shape = [300_000];
-            let keys = 0..6;
+            let keys = 0..24;
             keys.clone().for_each(|key| store.init(key, &Tensor::zeros(DType::F32, &shape)).unwrap());
             let one = Tensor::from_slice(&shape, &vec![1.0_f32; shape[0]]);
             let push = |key: i64| store.push(key, std::slice::from_ref(&one), 0).unwrap();
@@ -158,12 +158,14 @@ fn a_rank_may_wait_for_a_later_key_before_it_calls_an_earlier_one() {
                 assert!(out.to_vec::<f32>().unwrap().iter().all(|sum| *sum == 4.0), "key {key} on {hosts:?}");
             };
             for step in 0..24 {
-                // The cycle is frozen by then. Some ranks wait for the last key first.
+                // The cycle is frozen by then. Some ranks wait for a later key, or for the first, before they
+                // call the others.
                 if step % 8 == 7 && store.rank() % 2 == 1 {
-                    keys.clone().rev().for_each(|key| {
-                        push(key);
-                        check(key);
-                    });
+                    let first = if step == 7 { 0 } else { 12 };
+                    push(first);
+                    check(first);
+                    keys.clone().filter(|key| *key != first).for_each(push);
+                    keys.clone().filter(|key| *key != first).for_each(check);
                 } else {
                     keys.clone().for_each(push);
                     keys.clone().for_each(check);

@@ -147,7 +147,7 @@ fn rows_are_compared_as_well() {
             let rows = RowSparse::new(&[4, 2], &[1], Tensor::full(DType::F32, &[1, 2], 1.0))?;
             store.push_rows("rows", &[rows], 0)?;
         }
-        store.barrier()
+        store.wait_all()
     });
     errors.iter().for_each(|error| assert!(named(error.as_ref().unwrap_err()).is_some_and(|named| named.1 == 3)));
 }

@@ -1,5 +1,5 @@
 //! Optimizers whose states are divided over the ranks, against the same optimizers on every rank: the same
-//! bits, the same bytes on the wire, a part of the states. Over ranks that are threads, and so by messages.
+//! bits, the same bytes on the wire, a part of the states. Over ranks that are threads.
 
 use std::path::Path;
 use std::slice::from_ref;

@@ -24,7 +24,7 @@ pub(super) struct DividedSchedules(HashMap<(DType, Parts, usize), Arc<Schedule>>
 
 impl Communicator {
     /// Begins a divided sum: rank `r` sums part `r` and calls its `update` for those bytes, and every rank
-    /// gets all parts. It may be done at once, as in [`begin_allreduce`](Self::begin_allreduce).
+    /// gets all parts. With one rank it is done at once.
     pub fn begin_divided(
         &mut self,
         (dtype, parts): (DType, Parts),

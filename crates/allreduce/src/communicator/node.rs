@@ -22,8 +22,9 @@
 //! In an alltoall every rank first shows the lengths of its blocks. In the window a slot has room for every
 //! other local rank, and each takes its own out of all slots.
 //!
-//! All ranks of a host make the same calls in the same order. Elements are summed in the order of the local
-//! ranks, whichever rank sums them. So the bits depend only on the placement of the ranks.
+//! All ranks of a host make the same calls, in any order: each operation has a lane of the window, found by its
+//! stamp. Elements are summed in the order of the local ranks, whichever rank sums them. So the bits depend only
+//! on the placement of the ranks.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -39,7 +40,7 @@ use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
 use super::reached::{MemoryReach, ReachedBuffers};
-use crate::interpreter::{HostStep, Memory, PartUpdate};
+use crate::interpreter::{HostStep, Memory, PartUpdate, StepProgress};
 use crate::transport::Stamp;
 use crate::transport::window::{LANES, SHORT_BYTES, Window, WindowLane, WindowWait};
 
@@ -105,7 +106,7 @@ impl Node {
         let (lane, meeting) = (Cell::new(None), Cell::new(None));
         let operation = Rc::new(NodeOperation { node: Rc::clone(self), stamp, lane, meeting });
         let own = Rc::clone(&operation);
-        Box::new(NodeStep { operation, work: Box::pin(async move { work(&own).await }), wait: None })
+        Box::new(NodeStep { operation, work: Box::pin(async move { work(&own).await }), rings: 0, wait: None })
     }
 
     /// Sums `data` over all local ranks in place.
@@ -178,7 +179,7 @@ impl Node {
     /// Gives every local rank part `s` of `data`, bounded in bytes, from local rank `s`.
     pub(super) fn allgather(self: &Rc<Self>, data: &mut Memory, parts: Parts, stamp: Stamp) -> Box<dyn HostStep> {
         let data = Bytes::of(data);
-        self.begin(stamp, async move |operation| operation.allgather(data, &parts).await)
+        self.begin(stamp, async move |operation| operation.allgather(data, &parts, data.len).await)
     }
 
     /// Gives every local rank the `data` of local rank `root`, which only reads its own.
@@ -190,7 +191,7 @@ impl Node {
         let data = Bytes::of(data);
         let bound = |local_rank: usize| if local_rank <= root { 0 } else { data.len };
         let parts = Parts::of((0..=self.window.local_size()).map(bound).collect());
-        self.begin(stamp, async move |operation| operation.allgather(data, &parts).await)
+        self.begin(stamp, async move |operation| operation.allgather(data, &parts, data.len).await)
     }
 }
 
@@ -222,26 +223,36 @@ impl Bytes {
 struct NodeStep {
     operation: Rc<NodeOperation>,
     work: Pin<Box<dyn Future<Output = Result<()>>>>,
+    /// The rings of the window before the last look.
+    rings: u32,
     /// The present wait, and the meeting that it is for.
     wait: Option<(Option<u32>, WindowWait)>,
 }
 
 impl HostStep for NodeStep {
-    fn poll(&mut self) -> Poll<Result<()>> {
-        let outcome = self.work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        if let Poll::Ready(Ok(())) = outcome {
-            self.operation.leave();
+    fn poll(&mut self) -> Result<StepProgress> {
+        let NodeOperation { node, lane, meeting, .. } = &*self.operation;
+        self.rings = node.window.rings();
+        let before = (lane.get(), meeting.get());
+        match self.work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(outcome) => {
+                outcome?;
+                self.operation.leave();
+                Ok(StepProgress::Ended)
+            }
+            Poll::Pending if before == (lane.get(), meeting.get()) => Ok(StepProgress::Waits),
+            Poll::Pending => Ok(StepProgress::Moved),
         }
-        outcome
     }
 
-    fn wait(&mut self, limit: Duration) -> Result<()> {
+    fn wait(&mut self, limit: Duration) -> Result<bool> {
         let NodeOperation { node, lane, meeting, .. } = &*self.operation;
         let meeting = meeting.get();
-        let wait = self.wait.take_if(|(before, _)| *before != meeting);
-        drop(wait);
-        let (_, wait) = self.wait.get_or_insert_with(|| (meeting, WindowWait::new()));
-        wait.wait(&node.window, lane.get().zip(meeting), limit).map_err(|absence| Error::PeerLost {
+        if self.wait.as_ref().is_none_or(|(before, _)| *before != meeting) {
+            self.wait = Some((meeting, WindowWait::new()));
+        }
+        let (_, wait) = self.wait.as_mut().expect("it was set");
+        wait.wait(&node.window, self.rings, lane.get().zip(meeting), limit).map_err(|absence| Error::PeerLost {
             peer: format!("local rank(s) {:?} of this host", absence.local_ranks),
             ranks: Vec::new(),
             cause: format!("nothing moved for {} s", absence.waited.as_secs()),
@@ -285,6 +296,7 @@ impl NodeOperation {
                 // and are this operation's.
                 unsafe { reduce::reduce_shared(arithmetic, slots, &[data.start], data.len) };
             };
+            self.count(data.len);
             return self.show_short(data, data.len, sum).await;
         }
         let given = NodeInput { from: data.start, len_bytes: data.len, to: data.start, is_in_place: true };
@@ -319,10 +331,8 @@ impl NodeOperation {
             // collectives.
             update(own.start, unsafe { std::slice::from_raw_parts_mut(data.at(own.start), own.len()) })?;
         }
-        self.allgather(data, parts).await?;
-        // The buffer counts once.
-        self.node.moved_bytes.update(|moved_bytes| moved_bytes - data.len as u64);
-        Ok(())
+        // The buffer has counted.
+        self.allgather(data, parts, 0).await
     }
 
     async fn reduce_scatter_into(
@@ -339,6 +349,7 @@ impl NodeOperation {
                 // them.
                 unsafe { reduce::reduce_shared(arithmetic, &inputs, &[out.start], own.len()) };
             };
+            self.count(input.len);
             return self.show_short(input, input.len, take).await;
         }
         let given = NodeInput { from: input.start, len_bytes: input.len, to: out.start, is_in_place: false };
@@ -413,7 +424,7 @@ impl NodeOperation {
             return self.end(taken).await;
         }
         // The bytes of one slot for each local rank.
-        let room_bytes = (self.node.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
+        let room_bytes = (self.lane().slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
         let blocks = all.iter().flat_map(|parts| (0..local_size).map(|to| block(parts, to).len()));
         let rounds = blocks.max().unwrap_or(0).div_ceil(room_bytes);
         let piece = |block: &Range<usize>, round: usize| {
@@ -461,9 +472,10 @@ impl NodeOperation {
         (0..self.local_size()).map(slot).collect()
     }
 
-    /// Gives every local rank part `s` of the bytes, of which this rank's part is only read.
-    async fn allgather(&self, data: Bytes, parts: &Parts) -> Result<()> {
+    /// Gives every local rank part `s` of the bytes, of which this rank's part is only read, and counts them.
+    async fn allgather(&self, data: Bytes, parts: &Parts, counted_bytes: usize) -> Result<()> {
         let (len_bytes, local_rank, start) = (parts.len(), self.local_rank(), data.start);
+        self.count(counted_bytes);
         if len_bytes == 0 {
             return Ok(());
         }
@@ -546,13 +558,14 @@ impl NodeOperation {
         if len_bytes == 0 {
             return Ok(true);
         }
+        self.count(len_bytes);
         self.begin(len_bytes).await;
         // A sum may go where the buffer is only if it belongs there.
         let may_be_reached = given.is_in_place || self.node.reach.reads_processes();
         let shown = if may_be_reached { self.node.reach.shown(from, len_bytes) } else { 0 };
         self.lane().show(shown);
         self.lane().offer();
-        let copy_first = || self.copy_in(from, 0..len_bytes.min(self.node.window.slot_bytes()), 0);
+        let copy_first = || self.copy_in(from, 0..len_bytes.min(self.lane().slot_bytes()), 0);
         if shown == 0 {
             copy_first();
         }
@@ -761,7 +774,7 @@ impl NodeOperation {
     /// Returns the buffers that the local ranks have shown.
     fn buffers(&self, own: *mut u8, len_bytes: usize) -> ReachedBuffers {
         let shown = (0..self.local_size()).map(|local_rank| self.lane().see(local_rank));
-        self.node.reach.buffers((own, len_bytes), (self.local_rank(), self.node.window.slot_bytes()), shown)
+        self.node.reach.buffers((own, len_bytes), (self.local_rank(), self.lane().slot_bytes()), shown)
     }
 
     /// Ends an operation by its last meeting. A rank that has died is missed there: that is the better error.
@@ -797,7 +810,6 @@ impl NodeOperation {
             None => Poll::Pending,
         });
         self.lane.set(Some(lane.await));
-        self.count(len_bytes);
         self.lane().name(name(len_bytes, self.stamp));
     }
 
@@ -809,8 +821,7 @@ impl NodeOperation {
         self.node.moved_bytes.update(|moved_bytes| moved_bytes + len_bytes as u64);
     }
 
-    /// Comes to the first meeting of an operation. Returns an error if the ranks have come to different
-    /// operations.
+    /// Comes to the first meeting of an operation. Returns an error if the ranks have brought different lengths.
     async fn meet_first(&self, len_bytes: usize) -> Result<()> {
         self.meet().await;
         match self.lane().differs(name(len_bytes, self.stamp)) {

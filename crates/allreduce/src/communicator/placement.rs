@@ -112,7 +112,9 @@ impl Placement {
         }
         let window = (lowest[rank] == rank)
             .then(|| Window::create(lowest.iter().filter(|other| **other == rank).count()))
-            .and_then(|region| region.inspect_err(|cause| tracing::debug!(%cause, "no shared window")).ok());
+            .and_then(|region| {
+                region.inspect_err(|cause| tracing::warn!(%cause, "no memory for the ranks of this host to share")).ok()
+            });
         let neighbours = lowest.iter().filter(|other| **other == lowest[rank]).count();
         let card = card(lowest[rank], window.as_ref(), may_read(read_memory, neighbours));
         let cards = executor.gather_rows(&card, FIRST)?;

@@ -13,6 +13,7 @@ use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::schedules::Sum;
 use crate::interpreter::{Memory, Step};
 use crate::transport::Stamp;
+use crate::transport::window::MOST_UNDER_WAY;
 
 impl Communicator {
     /// Returns the choice for a reduction: the library's own allreduce is a sum.
@@ -48,9 +49,18 @@ impl Communicator {
         self.choice == AlgorithmChoice::Native
     }
 
-    /// Returns true if all ranks share one host's memory, and collectives go through it.
+    /// Returns true if all ranks share one host's memory, and collectives other than the library's own sums go
+    /// through it.
     pub(super) fn is_in_one_memory(&self) -> bool {
-        self.placement.is_one_host() && self.uses_shared_memory(self.choice)
+        let uses_it = self.choice == AlgorithmChoice::Native || self.uses_shared_memory(self.choice);
+        uses_it && self.is_ordered_anyway()
+    }
+
+    /// The number of operations of all ranks that may be under way at once: enough to hide the latency of each,
+    /// and few messages are posted.
+    pub fn most_under_way(&self) -> usize {
+        const BY_MESSAGES: usize = 32;
+        if self.placement.has_neighbours() { MOST_UNDER_WAY } else { BY_MESSAGES }
     }
 
     /// Begins to sum `data` over all ranks, or another reduction. If sums [block](Self::sums_block) it is done at

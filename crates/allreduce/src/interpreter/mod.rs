@@ -1,7 +1,8 @@
 //! Executes a [`Schedule`](ringpull_plan::Schedule) over a transport: one to its end, or several begun and
 //! advanced together.
 //!
-//! `flight` is a schedule under way; `program` an operation of several steps; `run` the interpreter; `idle` its waits; `ahead` the limit of data sent
+//! `flight` is a schedule under way; `program` an operation of several steps; `run` the interpreter; `idle` its
+//! waits; `ahead` the limit of data sent
 //! ahead of a peer; `endpoint` the handling of a segment at an end, if more is needed than to add or copy it;
 //! `halfway` the update of a sum before others get it; `memory` what an operation owns; `scratch` the memory
 //! of bytes to be added; `tokens` the numbers of messages in the transport.
@@ -23,7 +24,7 @@ pub use endpoint::Endpoint;
 pub use flight::Ticket;
 pub use halfway::PartUpdate;
 pub use memory::Memory;
-pub use program::{HostStep, Step};
+pub use program::{HostStep, Step, StepProgress};
 pub use ringpull_plan::{Action, Message};
 pub use run::Runner;
 pub use scratch::Scratch;

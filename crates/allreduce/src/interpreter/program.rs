@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use ringpull_base::Result;
@@ -17,15 +16,26 @@ use crate::transport::Stamp;
 /// A step of the ranks of a host, which wait for each other. It may use the memory that it was made for until
 /// it has ended, or for ever after an error.
 pub trait HostStep {
-    /// Goes on as far as it can without waiting for another rank.
-    fn poll(&mut self) -> Poll<Result<()>>;
+    /// Goes on to the next wait for another rank, or to its end.
+    fn poll(&mut self) -> Result<StepProgress>;
 
-    /// Waits a little for another rank, after a `poll` that was pending. Returns an error if for `limit` no
-    /// rank came or made progress.
-    fn wait(&mut self, limit: Duration) -> Result<()>;
+    /// Waits a little for other ranks, or until one has come since the last [`poll`](Self::poll). Returns true
+    /// if it has slept, and an error if for `limit` no rank came or made progress.
+    fn wait(&mut self, limit: Duration) -> Result<bool>;
 
     /// Lets the waiting ranks of this step know that this one makes progress on its way there.
     fn beat(&self);
+}
+
+/// What a look at a step has given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepProgress {
+    /// Nothing: another rank has not come.
+    Waits,
+    /// It has gone on to another wait.
+    Moved,
+    /// The step has ended.
+    Ended,
 }
 
 /// A step of a program.

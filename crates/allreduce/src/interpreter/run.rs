@@ -23,7 +23,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use ringpull_base::timeline::{self, Name, Phase};
@@ -36,7 +35,7 @@ use crate::interpreter::flight::{Flight, FlightMemory, HostMemory, Ticket};
 use crate::interpreter::halfway::{HalfwayUpdate, PartUpdate};
 use crate::interpreter::idle::IdleWait;
 use crate::interpreter::memory::Memory;
-use crate::interpreter::program::{Program, Step};
+use crate::interpreter::program::{Program, Step, StepProgress};
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{PostedMessage, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
@@ -60,7 +59,7 @@ pub struct Runner {
     pub received_bytes: u64,
     /// The operations under way, in the order of preference: higher priority, then begun earlier.
     flights: Vec<Flight>,
-    /// The programs under way, in the order in which they were begun, in which they take lanes of the window.
+    /// The programs under way, in the same order.
     programs: Vec<Program>,
     begun: Ticket,
     finished: Vec<(Ticket, Memory)>,
@@ -173,7 +172,9 @@ impl Runner {
     pub fn begin_program(&mut self, steps: Vec<Step>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         let (ticket, steps) = (self.begun, steps.into());
-        self.programs.push(Program { ticket, stamp, priority, steps, flight: None, memory });
+        let at = self.programs.partition_point(|program| program.priority >= priority);
+        self.programs.insert(at, Program { ticket, stamp, priority, steps, flight: None, memory });
+        self.changed = true;
         ticket
     }
 
@@ -212,8 +213,12 @@ impl Runner {
             // An operation that finished without a message has nothing to wait for.
             self.idle = IdleWait::default();
             let step = self.programs.iter_mut().find_map(Program::host_step);
-            let outcome = step.map_or(Ok(()), |step| step.wait(self.limit));
-            return outcome.inspect_err(|_| self.end_all());
+            let has_slept = step.map_or(Ok(false), |step| step.wait(self.limit)).inspect_err(|_| self.end_all())?;
+            if has_slept {
+                // A rank may not come before it has what the library still holds of an earlier message.
+                transport.progress();
+            }
+            return Ok(());
         }
         self.idle.wait(self.limit, self.open_bytes, transport).map_err(|waited| {
             let error = self.stuck(transport.rank(), waited);
@@ -321,10 +326,11 @@ impl Runner {
         Ok(self.changed)
     }
 
-    /// Goes on with every program as far as it can without waiting.
+    /// Goes on with the first program that can. Messages and the programs before it are looked at again before
+    /// the next.
     fn go_on(&mut self) -> Result<()> {
         let mut at = 0;
-        while at < self.programs.len() {
+        while at < self.programs.len() && !self.changed {
             let Program { stamp, priority, flight, memory, steps, .. } = &mut self.programs[at];
             match steps.front_mut() {
                 None => {
@@ -332,12 +338,10 @@ impl Runner {
                     self.finished.push((ticket, memory));
                     self.changed = true;
                 }
-                Some(Step::Host(step)) => match step.poll() {
-                    Poll::Ready(outcome) => {
-                        outcome?;
-                        drop(steps.pop_front());
-                    }
-                    Poll::Pending => at += 1,
+                Some(Step::Host(step)) => match step.poll()? {
+                    StepProgress::Waits => at += 1,
+                    StepProgress::Moved => self.changed = true,
+                    StepProgress::Ended => drop(steps.pop_front()),
                 },
                 Some(Step::Plan(..)) if flight.is_some() => at += 1,
                 Some(Step::Plan(schedule, range)) => {

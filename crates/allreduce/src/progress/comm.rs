@@ -1,6 +1,6 @@
 //! The comm thread: begins launched operations, keeps several sums under way, and hands on the finished ones.
 //!
-//! It alone talks to the transport. Sums begin as they are launched, at most 32 at once, and progress
+//! It alone talks to the transport. Sums begin as they are launched, a limited number at once, and progress
 //! together, by messages and in shared memory alike. A job that needs the communicator to itself runs when no
 //! other operation of all ranks is under way; so does a sum by the library's own allreduce. The sums of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of
 //! its own choice is asked again when those are done. Finished operations are handed on in the order in which
@@ -29,10 +29,6 @@ use crate::progress::job::Submission;
 use crate::progress::layout::Layout;
 use crate::progress::messages::{Launch, Topic, Transfer};
 use crate::progress::shared::{Command, LaunchedJobs, Shared};
-
-/// Operations of all ranks under way at once: enough to hide the latency of each, and few messages are
-/// posted.
-const MOST_RUNNING: usize = 32;
 
 /// An operation under way: of one job, or of several sums in a bucket.
 struct RunningOperation {
@@ -136,13 +132,13 @@ impl CommThread<'_> {
             Command::Stop => true,
             Command::Go => false,
         };
-        let may_begin = || self.running_of_all() < MOST_RUNNING && !self.waits(command, 0);
+        let may_begin = || self.running_of_all() < self.communicator.most_under_way() && !self.waits(command, 0);
         is_of_all && (!self.held.is_empty() || !may_begin())
     }
 
     /// Takes the first held command that may begin. The commands that it passes keep their room.
     fn take_held(&mut self) -> Option<Command> {
-        let room = MOST_RUNNING.saturating_sub(self.running_of_all());
+        let room = self.communicator.most_under_way().saturating_sub(self.running_of_all());
         let may_pass = |at: &usize| *at == 0 || !self.keeps_place(&self.held[*at]);
         let mut all = (0..self.held.len().min(room)).take_while(may_pass);
         let at = all.find(|at| !self.waits(&self.held[*at], *at))?;
@@ -281,13 +277,6 @@ impl CommThread<'_> {
 
     /// Begins the messages of a job.
     fn begin(&mut self, jobs: Vec<(Topic, Submission)>, launch: Launch, priority: i32) {
-        if launch.topic.set().is_none() && self.communicator.sums_block() {
-            self.drain();
-            if let Some(fault) = self.shared.condition.fault() {
-                return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
-            }
-        }
-        // A job that blocks runs from here on.
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let since_ns = timeline::now_ns();
         self.running.push(RunningOperation {
@@ -392,7 +381,7 @@ impl CommThread<'_> {
             rest = behind;
         }
         self.buckets.push(sums);
-        if self.buckets.len() > MOST_RUNNING {
+        if self.buckets.len() > self.communicator.most_under_way() {
             // A bucket of a cycle that has ended.
             self.buckets.remove(0);
         }

@@ -2,7 +2,7 @@
 //! the launches that follow.
 //!
 //! Sums that progress beside others may begin in any order, so some go ahead of a sum that this rank has not
-//! called yet. An operation that runs alone keeps its place. Another rank that runs it begins nothing later,
+//! called yet: few enough that there is room for it, and for all of them in memory that ranks share. An operation that runs alone keeps its place. Another rank that runs it begins nothing later,
 //! and waits for the operations that it began before. So nothing passes such an operation, and it passes
 //! nothing. Nor does an operation pass an earlier one of its key, whose value would replace that of the later
 //! one.
@@ -10,10 +10,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::progress::messages::{Launch, Topic};
-
-/// The number of operations that may go ahead of the first that cannot begin. It is lower than the number
-/// that can be under way, so that there is room for the first.
-const AHEAD: usize = 16;
+use crate::transport::window::AHEAD;
 
 /// An operation that may begin.
 #[derive(Debug, Clone, PartialEq)]

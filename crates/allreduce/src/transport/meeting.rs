@@ -71,24 +71,20 @@ pub(super) struct Meeting<'a, N> {
     pub(super) arrived: &'a N,
     /// Meetings that have taken place.
     pub(super) generation: &'a N,
-    /// Ranks that sleep, or are about to.
-    pub(super) sleepers: &'a N,
 }
 
 impl<N: SleepCounter> Meeting<'_, N> {
     /// Comes to a meeting of `ranks` ranks. `met` publishes the number of meetings that this rank has come
-    /// to. Returns the meeting to wait for, unless this was the last rank.
-    pub(super) fn come(&self, met: &N, ranks: u32) -> Option<u32> {
+    /// to. The last rank rings the `bell`. Returns the meeting to wait for, unless this was the last rank.
+    pub(super) fn come(&self, met: &N, ranks: u32, bell: &Bell<'_, N>) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         met.store(generation.wrapping_add(1), Ordering::Relaxed);
         if self.arrived.add(1, Ordering::AcqRel) + 1 < ranks {
             return Some(generation);
         }
         self.arrived.store(0, Ordering::Relaxed);
-        self.generation.store(generation.wrapping_add(1), Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.generation.wake();
-        }
+        self.generation.store(generation.wrapping_add(1), Ordering::Release);
+        bell.ring();
         None
     }
 
@@ -96,11 +92,34 @@ impl<N: SleepCounter> Meeting<'_, N> {
     pub(super) fn has_met(&self, generation: u32) -> bool {
         self.generation.load(Ordering::Acquire) != generation
     }
+}
 
-    /// Looks for the meeting as long as `is_awake` returns true. Returns true if it has taken place.
-    pub(super) fn look(&self, generation: u32, mut is_awake: impl FnMut() -> bool) -> bool {
+/// The counters by which ranks that wait, whatever for, notice that a meeting has taken place. All begin at
+/// zero. A rank reads the bell, looks at all that it waits for, and then waits for the bell to ring again.
+pub(super) struct Bell<'a, N> {
+    /// The number of times that it was rung.
+    pub(super) rings: &'a N,
+    /// Ranks that sleep, or are about to.
+    pub(super) sleepers: &'a N,
+}
+
+impl<N: SleepCounter> Bell<'_, N> {
+    /// The number of times that it was rung so far.
+    pub(super) fn read(&self) -> u32 {
+        self.rings.load(Ordering::Acquire)
+    }
+
+    fn ring(&self) {
+        self.rings.add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.rings.wake();
+        }
+    }
+
+    /// Looks as long as `is_awake` returns true. Returns true if the bell was rung since it was `read`.
+    pub(super) fn look(&self, read: u32, mut is_awake: impl FnMut() -> bool) -> bool {
         loop {
-            if self.has_met(generation) {
+            if self.read() != read {
                 return true;
             }
             if !is_awake() {
@@ -109,13 +128,12 @@ impl<N: SleepCounter> Meeting<'_, N> {
         }
     }
 
-    /// Sleeps until the meeting takes place, or for `longest`, or a moment less.
-    pub(super) fn nap(&self, generation: u32, longest: Duration) {
+    /// Sleeps until it is rung, if it was not since it was `read`, or for `longest`, or a moment less.
+    pub(super) fn nap(&self, read: u32, longest: Duration) {
         self.sleepers.add(1, Ordering::SeqCst);
-        // The rank that stores the next generation sees the sleeper, or the sleeper sees that generation:
-        // both are `SeqCst`.
-        if self.generation.load(Ordering::SeqCst) == generation {
-            self.generation.sleep(generation, longest);
+        // The rank that rings sees the sleeper, or the sleeper sees the ring: both are `SeqCst`.
+        if self.rings.load(Ordering::SeqCst) == read {
+            self.rings.sleep(read, longest);
         }
         self.sleepers.add(u32::MAX, Ordering::SeqCst);
     }
@@ -141,43 +159,37 @@ impl<N: Number> Tenancy<'_, N> {
     }
 }
 
-/// The looks at a lock before a rank does something else.
-const LOCK_LOOKS: usize = if cfg!(test) { 1 } else { 1000 };
-
 /// Enters the lane that an operation has, or takes a free one for it. Returns its index; `None` if no lane
 /// can be had now. `entered` holds the epoch in which this rank was last in each lane: an operation in which
-/// it has been is over for it, and a later one may have the same stamp.
+/// it has been is over for it, and a later one may have the same stamp. Only who takes a lane needs the lock.
 pub(super) fn enter<'a, N: Number + 'a>(
     lock: &N,
     lane: impl Fn(usize) -> Tenancy<'a, N>,
     entered: &mut [u32],
     stamp: u32,
 ) -> Option<usize> {
-    // Who has the lock gives it back after a few loads and stores.
-    if !(0..LOCK_LOOKS).any(|_| lock.lock()) {
+    // An operation that this rank has not been in keeps its lane until it has.
+    let find = |entered: &mut [u32]| {
+        let index = (0..entered.len()).find(|index| {
+            let lane = lane(*index);
+            let epoch = lane.epoch.load(Ordering::Acquire);
+            epoch % 2 == 1 && epoch != entered[*index] && lane.stamp.load(Ordering::Relaxed) == stamp
+        })?;
+        entered[index] = lane(index).epoch.load(Ordering::Relaxed);
+        Some(index)
+    };
+    if let Some(index) = find(entered) {
+        return Some(index);
+    }
+    if !lock.lock() {
         return None;
     }
-    let (mut found, mut free) = (None, None);
-    for (index, entered) in entered.iter().enumerate() {
-        let lane = lane(index);
-        match lane.epoch.load(Ordering::Acquire) {
-            epoch if epoch % 2 == 0 => free = free.or(Some(index)),
-            epoch if epoch != *entered && lane.stamp.load(Ordering::Relaxed) == stamp => {
-                found = Some(index);
-                break;
-            }
-            _ => {}
-        }
-    }
-    if let (None, Some(index)) = (found, free) {
-        let lane = lane(index);
-        lane.stamp.store(stamp, Ordering::Relaxed);
-        lane.epoch.add(1, Ordering::Relaxed);
-        found = free;
-    }
-    if let Some(index) = found {
-        entered[index] = lane(index).epoch.load(Ordering::Relaxed);
-    }
+    let found = find(entered).or_else(|| {
+        let index = (0..entered.len()).find(|index| lane(*index).epoch.load(Ordering::Acquire) % 2 == 0)?;
+        lane(index).stamp.store(stamp, Ordering::Relaxed);
+        entered[index] = lane(index).epoch.add(1, Ordering::Release).wrapping_add(1);
+        Some(index)
+    });
     lock.store(0, Ordering::Release);
     found
 }
@@ -258,7 +270,7 @@ pub(crate) mod tests {
 
     #[derive(Default)]
     struct MeetingPlace {
-        counters: [LoomNumber; 3],
+        counters: [LoomNumber; 4],
         met: [LoomNumber; 3],
         taken: LoomNumber,
         done: LoomNumber,
@@ -266,18 +278,21 @@ pub(crate) mod tests {
 
     impl MeetingPlace {
         fn meet(&self, rank: usize, ranks: u32, looks: usize) {
-            let [arrived, generation, sleepers] = &self.counters;
-            let meeting = Meeting { arrived, generation, sleepers };
+            let [arrived, generation, rings, sleepers] = &self.counters;
+            let (meeting, bell) = (Meeting { arrived, generation }, Bell { rings, sleepers });
             let left = std::cell::Cell::new(looks);
             let is_awake = || {
                 thread::yield_now();
                 left.replace(left.get().saturating_sub(1)) > 0
             };
-            if let Some(generation) = meeting.come(&self.met[rank], ranks)
-                && !meeting.look(generation, is_awake)
-            {
-                while !meeting.has_met(generation) {
-                    meeting.nap(generation, Duration::MAX);
+            let Some(generation) = meeting.come(&self.met[rank], ranks, &bell) else { return };
+            loop {
+                let read = bell.read();
+                if meeting.has_met(generation) {
+                    return;
+                }
+                if !bell.look(read, is_awake) {
+                    bell.nap(read, Duration::MAX);
                 }
             }
         }
@@ -378,11 +393,9 @@ pub(crate) mod tests {
         operations([u32::MAX, 0, 1]);
     }
 
-    /// The faults that these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load
-    /// of the generation in `wait` weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened
-    /// from `SeqCst`, the store of the generation weakened to `Relaxed`, and a last rank that wakes nobody.
-    /// They do not find an access that is weakened from `SeqCst` before a load that has kept its own: the
-    /// fence of that load stands for both.
+    /// These tests find `AcqRel` of `arrived` weakened in any way, and a last rank that wakes nobody. They do
+    /// not find an access that is weakened from `SeqCst` before a load that has kept its own: the fence of that
+    /// load stands for both.
     #[test]
     fn writes_before_a_meeting_are_visible_after_it_and_no_rank_sleeps_through_it() {
         ranks(2, 3, rounds(3, 2, 0));

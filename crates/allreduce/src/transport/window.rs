@@ -2,11 +2,11 @@
 //!
 //! Every rank has a *local rank*. Ranks meet: none passes a meeting before all have come, and writes made
 //! before it are visible after it. A rank that waits gives its core away for a moment. It then sleeps in the
-//! kernel until the last rank comes, so that ranks may outnumber cores. It wakes now and then to see if the
-//! job was stopped, or other work has come.
+//! kernel until the last rank comes to any meeting, so that ranks may outnumber cores. It wakes now and then
+//! to see if the job was stopped, or other work has come.
 //!
 //! Each operation has a *lane*, which its ranks enter and leave. So several operations may be under way, and
-//! ranks may begin them in different orders.
+//! ranks may begin them in different orders. The first lanes have long slots, the others short ones.
 //!
 //! ```text
 //!   which lane is whose | a local rank's beats, one line each | lane 0 | lane 1 | ...
@@ -25,14 +25,23 @@ use ringpull_base::Awake;
 use ringpull_base::buffer::region::{Address, Region};
 
 use crate::transport::Stamp;
-use crate::transport::meeting::{self, Meeting, Tenancy};
+use crate::transport::meeting::{self, Bell, Meeting, Tenancy};
 
-/// The operations that may be under way at once. A rank takes the first lane that is free, so that a job with
-/// one after another uses two of them, which stay in the cache.
-pub const LANES: usize = 16;
+/// The operations that a rank may have under way in the window at once.
+pub const MOST_UNDER_WAY: usize = 16;
+/// The place, counted from the first operation that a rank cannot begin yet, before which it begins others.
+pub const AHEAD: usize = 16;
+/// The lanes. Counted from the first operation that some rank has not ended, those that any rank has begun are
+/// at fewer places than this, and each has one lane at a time: so it always finds one.
+pub const LANES: usize = MOST_UNDER_WAY + AHEAD;
+/// The lanes with long slots. A rank takes the first lane that is free, so that a job with one operation after
+/// another uses two lanes, which stay in the cache.
+const LONG_LANES: usize = 4;
 /// The bytes of a short slot.
 pub const SHORT_BYTES: usize = 16 << 10;
-/// The least bytes of a slot. A slot is long, as far as all slots of a lane stay in the last cache: every
+/// The bytes of a slot of the other lanes.
+const SHORTER_SLOT_BYTES: usize = 64 << 10;
+/// The least bytes of a slot of the first lanes. Such a slot is long, as far as all slots of a lane stay in the last cache: every
 /// piece costs a meeting, and a meeting with a rank that waits for a core costs as much as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const LONGEST_SLOT_BYTES: usize = 1 << 20;
@@ -41,21 +50,21 @@ const ALL_SLOTS_BYTES: usize = 8 << 20;
 
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// The places at the window's begin, each on a line of its own: the lock of the two after it, the stamps and
-/// the epochs of all lanes, the local rank, from 1, whose memory another rank could not use, and each local
-/// rank's number of times that it made progress.
+/// The places at the window's begin, each on lines of its own: the lock of the lanes, the bell, the number of
+/// its sleepers, the local rank, from 1, whose memory another rank could not use, the stamps and the epochs of
+/// all lanes, and each local rank's number of times that it made progress.
 const LOCK: usize = 0;
-const STAMPS: usize = LINE_BYTES;
-const EPOCHS: usize = 2 * LINE_BYTES;
+const RINGS: usize = LINE_BYTES;
+const SLEEPERS: usize = 2 * LINE_BYTES;
 const UNUSABLE: usize = 3 * LINE_BYTES;
-const BEATS: usize = 4 * LINE_BYTES;
-const _: () = assert!(LANES * size_of::<u32>() <= LINE_BYTES, "all lanes are looked at in one line");
+const STAMPS: usize = 4 * LINE_BYTES;
+const EPOCHS: usize = STAMPS + (LANES * size_of::<u32>()).next_multiple_of(LINE_BYTES);
+const BEATS: usize = EPOCHS + (LANES * size_of::<u32>()).next_multiple_of(LINE_BYTES);
 /// The places at a lane's begin, each on a line of its own.
 const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
-const SLEEPERS: usize = 2 * LINE_BYTES;
-const LEFT: usize = 3 * LINE_BYTES;
-const LOCAL_RANKS: usize = 4 * LINE_BYTES;
+const LEFT: usize = 2 * LINE_BYTES;
+const LOCAL_RANKS: usize = 3 * LINE_BYTES;
 /// The places within a local rank's state: the number of meetings it came to, the number of pieces of its
 /// work that are taken, the number it shows, and the name of its operation.
 const MET: usize = 0;
@@ -68,8 +77,8 @@ const NAME: usize = 16;
 const AWAKE: Duration = Duration::from_micros(100);
 /// A sleep is this part of the time waited so far, within these limits. Other work may come meanwhile, and the
 /// longer nothing happens, the less it matters to be quick.
-const NAP_PART: u32 = 8;
-const NAPS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
+const NAP_PART: u32 = 16;
+const NAPS: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(4));
 /// The longest time that counts as a nap; a longer one is the absence of this process, not of its peers.
 const MOST_COUNTED: Duration = Duration::from_millis(200);
 
@@ -90,15 +99,16 @@ pub struct Window {
     layout: Layout,
 }
 
-/// The offsets of a window of a number of local ranks; those below `lane_bytes` are within a lane.
+/// The offsets of a window of a number of local ranks; those from `short` on are within a lane.
 #[derive(Clone, Copy)]
 struct Layout {
-    slot_bytes: usize,
     lanes: usize,
     short: usize,
     slots: usize,
-    sums: usize,
-    lane_bytes: usize,
+    /// The bytes of a slot of the first lanes.
+    slot_bytes: usize,
+    /// The bytes of one of the first lanes, and of one of the others.
+    lane_bytes: [usize; 2],
 }
 
 impl Layout {
@@ -107,14 +117,21 @@ impl Layout {
         let lanes = (BEATS + local_size * LINE_BYTES).next_multiple_of(PAGE_BYTES);
         let short = (LOCAL_RANKS + local_size * LINE_BYTES).next_multiple_of(PAGE_BYTES);
         let slots = short + local_size * SHORT_BYTES;
-        let sums = slots + 2 * local_size * slot_bytes;
+        let all_slots = |slot_bytes| 2 * (local_size + 1) * slot_bytes;
         // The more ranks, the longer a window, though not its slots: it may be made for more than there are.
-        let lane_bytes = slots + (2 * (local_size + 1) * slot_bytes).max(ALL_SLOTS_BYTES);
-        Layout { slot_bytes, lanes, short, slots, sums, lane_bytes }
+        let lane_bytes = [all_slots(slot_bytes).max(ALL_SLOTS_BYTES), all_slots(SHORTER_SLOT_BYTES)];
+        Layout { lanes, short, slots, slot_bytes, lane_bytes: lane_bytes.map(|bytes| slots + bytes) }
+    }
+
+    /// The offset of a lane, and the bytes of its slots.
+    fn lane(&self, index: usize) -> (usize, usize) {
+        let (long, shorter) = (index.min(LONG_LANES), index.saturating_sub(LONG_LANES));
+        let slot_bytes = if index < LONG_LANES { self.slot_bytes } else { SHORTER_SLOT_BYTES };
+        (self.lanes + long * self.lane_bytes[0] + shorter * self.lane_bytes[1], slot_bytes)
     }
 
     fn len_bytes(&self) -> usize {
-        self.lanes + LANES * self.lane_bytes
+        self.lane(LANES).0
     }
 }
 
@@ -155,11 +172,6 @@ impl Window {
         self.local_size
     }
 
-    /// The bytes of a slot, and of the place for sums.
-    pub fn slot_bytes(&self) -> usize {
-        self.layout.slot_bytes
-    }
-
     /// Enters the lane of the operation `stamp`; `None` if none can be had now. `entered` is this rank's
     /// record of the lanes, which begins with zeros.
     pub fn enter(&self, stamp: Stamp, entered: &mut [u32; LANES]) -> Option<usize> {
@@ -173,7 +185,18 @@ impl Window {
 
     /// The view of a lane that this rank has entered.
     pub fn lane(&self, index: usize) -> WindowLane<'_> {
-        WindowLane { window: self, start: self.layout.lanes + index * self.layout.lane_bytes }
+        let (start, slot_bytes) = self.layout.lane(index);
+        WindowLane { window: self, start, slot_bytes }
+    }
+
+    /// Returns the number of times that a meeting has taken place, to be read before this rank looks at all
+    /// that it waits for, and then [waits](WindowWait::wait).
+    pub fn rings(&self) -> u32 {
+        self.bell().read()
+    }
+
+    fn bell(&self) -> Bell<'_, AtomicU32> {
+        Bell { rings: self.number(RINGS), sleepers: self.number(SLEEPERS) }
     }
 
     /// Lets all ranks know after the next meeting, for good, that this one could not use a local rank's
@@ -217,6 +240,7 @@ impl Window {
 pub struct WindowLane<'a> {
     window: &'a Window,
     start: usize,
+    slot_bytes: usize,
 }
 
 impl<'a> WindowLane<'a> {
@@ -225,15 +249,19 @@ impl<'a> WindowLane<'a> {
         self.at(self.window.layout.short + local_rank * SHORT_BYTES)
     }
 
-    /// A local rank's slot, of [`slot_bytes`](Window::slot_bytes); `turn` counts the uses.
-    pub fn slot(self, turn: usize, local_rank: usize) -> *mut u8 {
-        let Layout { slots, slot_bytes, .. } = self.window.layout;
-        self.at(slots + (turn % 2 * self.window.local_size + local_rank) * slot_bytes)
+    /// The bytes of a slot, and of the place for sums.
+    pub fn slot_bytes(self) -> usize {
+        self.slot_bytes
     }
 
-    /// The place for sums, of [`slot_bytes`](Window::slot_bytes).
+    /// A local rank's slot, of [`slot_bytes`](Self::slot_bytes); `turn` counts the uses.
+    pub fn slot(self, turn: usize, local_rank: usize) -> *mut u8 {
+        self.at(self.window.layout.slots + (turn % 2 * self.window.local_size + local_rank) * self.slot_bytes)
+    }
+
+    /// The place for sums, of [`slot_bytes`](Self::slot_bytes).
     pub fn sums(self, turn: usize) -> *mut u8 {
-        self.at(self.window.layout.sums + turn % 2 * self.window.layout.slot_bytes)
+        self.slot(0, 2 * self.window.local_size + turn % 2)
     }
 
     /// Shows a number to the other local ranks, to be read after the next meeting.
@@ -269,7 +297,9 @@ impl<'a> WindowLane<'a> {
 
     /// Comes to the next meeting. Returns the meeting to wait for, unless this was the last rank.
     pub fn come(self) -> Option<u32> {
-        self.meeting().come(self.met(self.window.local_rank), self.window.local_size as u32)
+        let Window { local_rank, local_size, .. } = *self.window;
+        self.window.beat();
+        self.meeting().come(self.met(local_rank), local_size as u32, &self.window.bell())
     }
 
     /// Returns true if a meeting has taken place.
@@ -278,8 +308,8 @@ impl<'a> WindowLane<'a> {
     }
 
     fn meeting(self) -> Meeting<'a, AtomicU32> {
-        let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
-        Meeting { arrived, generation, sleepers }
+        let [arrived, generation] = [ARRIVED, GENERATION].map(|offset| self.number(offset));
+        Meeting { arrived, generation }
     }
 
     fn met(self, local_rank: usize) -> &'a AtomicU32 {
@@ -308,7 +338,7 @@ impl<'a> WindowLane<'a> {
 pub struct WindowWait {
     awake: Awake,
     looked: Instant,
-    /// The time for which no rank has come or made progress.
+    /// The time for which no rank has come to a meeting or made progress.
     waited: Duration,
     activity: Option<u32>,
 }
@@ -319,38 +349,35 @@ impl WindowWait {
         WindowWait { awake: Awake::new(AWAKE), looked: Instant::now(), waited: Duration::ZERO, activity: None }
     }
 
-    /// Waits a little: awake at first, then asleep, for `meeting` of `lane`, or for a lane if there is none.
-    /// Returns an error if for `limit` no rank came to a meeting of the lane or made progress.
-    pub fn wait(&mut self, window: &Window, meeting: Option<(usize, u32)>, limit: Duration) -> Result<(), Absence> {
-        let meeting = meeting.map(|(lane, generation)| (window.lane(lane), generation));
-        let has_met = match meeting {
-            Some((lane, generation)) => lane.meeting().look(generation, || self.awake.is_awake()),
-            None => self.awake.is_awake(),
-        };
-        if has_met {
-            return Ok(());
+    /// Waits a little, awake at first, then asleep, or until a meeting has taken place since `rings` was
+    /// [read](Window::rings). This rank waits for `meeting`, of a lane and a number, or for a lane. Returns true
+    /// if it has slept. Returns an error if for `limit` no rank came to any meeting or made progress.
+    pub fn wait(
+        &mut self,
+        window: &Window,
+        rings: u32,
+        meeting: Option<(usize, u32)>,
+        limit: Duration,
+    ) -> Result<bool, Absence> {
+        if window.bell().look(rings, || self.awake.is_awake()) {
+            return Ok(false);
         }
-        let longest = (self.waited / NAP_PART).clamp(NAPS.0, NAPS.1);
-        match meeting {
-            Some((lane, generation)) => lane.meeting().nap(generation, longest),
-            None => std::thread::sleep(longest),
-        }
+        window.bell().nap(rings, (self.waited / NAP_PART).clamp(NAPS.0, NAPS.1));
         let now = Instant::now();
         self.waited += now.duration_since(self.looked).min(MOST_COUNTED);
         self.looked = now;
         let local_ranks = || 0..window.local_size;
         let beats = local_ranks().map(|local_rank| window.beats(local_rank).load(Ordering::Relaxed));
-        let met = meeting.into_iter().flat_map(|(lane, _)| local_ranks().map(move |local_rank| lane.met(local_rank)));
-        let activity = met.map(|met| met.load(Ordering::Relaxed)).chain(beats).fold(0, u32::wrapping_add);
+        let activity = beats.fold(0, u32::wrapping_add);
         if self.activity.replace(activity).is_some_and(|before| before != activity) {
             self.waited = Duration::ZERO;
         }
         if self.waited <= limit {
-            return Ok(());
+            return Ok(true);
         }
         let is_missing = |local_rank: &usize| {
-            let came = |(lane, generation): (WindowLane, u32)| {
-                lane.met(*local_rank).load(Ordering::Relaxed) == generation.wrapping_add(1)
+            let came = |(lane, number): (usize, u32)| {
+                window.lane(lane).met(*local_rank).load(Ordering::Relaxed) == number.wrapping_add(1)
             };
             *local_rank != window.local_rank && !meeting.is_some_and(came)
         };
@@ -378,10 +405,13 @@ mod tests {
     fn meet(window: &Window, lane: usize, limit: Duration) -> Result<(), Absence> {
         let Some(meeting) = window.lane(lane).come() else { return Ok(()) };
         let mut wait = WindowWait::new();
-        while !window.lane(lane).has_met(meeting) {
-            wait.wait(window, Some((lane, meeting)), limit)?;
+        loop {
+            let rings = window.rings();
+            if window.lane(lane).has_met(meeting) {
+                return Ok(());
+            }
+            wait.wait(window, rings, Some((lane, meeting)), limit)?;
         }
-        Ok(())
     }
 
     #[test]
@@ -393,9 +423,10 @@ mod tests {
                     for round in 0..200u64 {
                         let mut wait = WindowWait::new();
                         let lane = loop {
+                            let rings = window.rings();
                             match window.enter(round as u32 / 3, &mut entered) {
                                 Some(lane) => break lane,
-                                None => wait.wait(&window, None, LIMIT).unwrap(),
+                                None => drop(wait.wait(&window, rings, None, LIMIT).unwrap()),
                             }
                         };
                         window.lane(lane).show(round * 10 + window.local_rank() as u64);
@@ -448,9 +479,10 @@ mod tests {
             // A window may have been made for more ranks than the host has.
             let region = Window::create(local_size + 3).unwrap();
             let window = Window::over(region, 0, local_size).unwrap();
-            let (slot_bytes, len_bytes) = (window.slot_bytes(), window.region.len_bytes());
+            let len_bytes = window.region.len_bytes();
             let mut places: Vec<(usize, usize)> = vec![(window.at(0) as usize, BEATS + local_size * LINE_BYTES)];
             for lane in (0..LANES).map(|lane| window.lane(lane)) {
+                let slot_bytes = lane.slot_bytes();
                 places.push((lane.at(0) as usize, LOCAL_RANKS + local_size * LINE_BYTES));
                 places.extend((0..2).map(|turn| (lane.sums(turn) as usize, slot_bytes)));
                 for local_rank in 0..local_size {
@@ -460,7 +492,7 @@ mod tests {
             }
             places.sort_unstable();
             assert!(places.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
-            assert!(places[places.len() - 1].0 + slot_bytes <= window.at(0) as usize + len_bytes);
+            assert!(places.last().is_some_and(|place| place.0 + place.1 <= window.at(0) as usize + len_bytes));
         }
     }
 
