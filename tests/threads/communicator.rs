@@ -462,6 +462,27 @@ fn process_sets_go_on_beside_each_other_and_beside_the_job() {
     });
 }
 
+/// Each has two collectives, the lengths and the blocks, and there are more than have room at once.
+#[test]
+fn a_rank_may_wait_for_the_first_of_many_operations_of_several_collectives_before_it_calls_the_others() {
+    on_ranks(3, |comm| {
+        let gather = |name: usize| {
+            let mine = ints(&[comm.rank() + 1], vec![name as i64; comm.rank() + 1]);
+            comm.allgather(&mine, None, &named(&name.to_string())).unwrap()
+        };
+        for step in 0..12 {
+            let first = gather(0);
+            let first = if step == 11 && comm.rank() == 1 { Err(first.wait().unwrap()) } else { Ok(first) };
+            let others: Vec<_> = (1..24).map(gather).collect();
+            let first = first.map_or_else(|all| all, |handle| handle.wait().unwrap());
+            assert_eq!(first.to_vec::<i64>().unwrap(), [0; 6]);
+            for (name, all) in (1..).zip(others) {
+                assert_eq!(all.wait().unwrap().to_vec::<i64>().unwrap(), [name; 6]);
+            }
+        }
+    });
+}
+
 #[test]
 fn the_ranks_of_a_set_can_make_it_without_the_others() {
     on_ranks(3, |comm| {

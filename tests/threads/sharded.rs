@@ -164,6 +164,33 @@ fn each_rank_has_its_part_of_the_states_and_as_many_bytes_travel() {
     assert_eq!(sent(&sharded), sent(&replicated));
 }
 
+/// The second push of a key is held until the first is done, and others pass it.
+#[test]
+fn a_rank_may_wait_for_a_key_that_was_pushed_twice_before_it_pushes_the_others() {
+    ranks::workers(3, &by(AlgorithmChoice::Auto), |store| {
+        const LEN: usize = 300_000;
+        set(store, "sgd,lr=1", true).unwrap();
+        let zeros = Tensor::zeros(DType::F32, &[LEN]);
+        (0..24).for_each(|key| store.init(key, &zeros).unwrap());
+        let one = Tensor::from_slice(&[LEN], &vec![1.0_f32; LEN]);
+        let push = |key: i64| store.push(key, from_ref(&one), 0).unwrap();
+        let pull = |key: i64| {
+            let out = Tensor::zeros(DType::F32, &[LEN]);
+            store.pull(key, from_ref(&out), 0).unwrap();
+            out.to_vec::<f32>().unwrap()[LEN - 1]
+        };
+        for step in 1..=12 {
+            push(0);
+            push(0);
+            if step == 12 && store.rank() == 1 {
+                assert!((pull(0) + 72.0).abs() < 1e-3);
+            }
+            (1..24).for_each(push);
+            assert!((1..24).all(|key| (pull(key) + 3.0 * step as f32).abs() < 1e-3));
+        }
+    });
+}
+
 #[test]
 fn compressed_gradients_and_rows_are_updated_by_parts_with_the_same_bits() {
     let run = |is_sharded| {

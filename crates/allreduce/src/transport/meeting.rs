@@ -139,59 +139,65 @@ impl<N: SleepCounter> Bell<'_, N> {
     }
 }
 
-/// The counters that say which operation has a lane. All begin at zero.
-pub(super) struct Tenancy<'a, N> {
-    /// The stamp of the operation.
-    pub(super) stamp: &'a N,
+/// The counters that say which operation has which lane, one of each for each lane. All begin at zero.
+pub(super) struct Tenancies<'a, N> {
+    /// Locked by who takes a lane.
+    pub(super) lock: &'a N,
+    /// The stamps of the operations.
+    pub(super) stamps: &'a [N],
     /// Odd while an operation has the lane, and another number for each.
-    pub(super) epoch: &'a N,
-    /// The ranks that have left.
-    pub(super) left: &'a N,
+    pub(super) epochs: &'a [N],
 }
 
-impl<N: Number> Tenancy<'_, N> {
-    /// Leaves the lane, which is free when the last of `ranks` ranks has left.
-    pub(super) fn leave(&self, ranks: u32) {
-        if self.left.add(1, Ordering::AcqRel) + 1 == ranks {
-            self.left.store(0, Ordering::Relaxed);
-            self.epoch.add(1, Ordering::Release);
+/// The looks at the lock before a rank does something else.
+const LOCK_LOOKS: usize = if cfg!(test) { 1 } else { 1000 };
+
+impl<N: Number> Tenancies<'_, N> {
+    /// Enters the lane that the operation `stamp` has, or takes a free one for it. Returns its index; `None` if
+    /// no lane can be had now. `entered` holds the epoch in which this rank was last in each lane: an operation
+    /// in which it has been is over for it, and a later one may have the same stamp.
+    pub(super) fn enter(&self, entered: &mut [u32], stamp: u32) -> Option<usize> {
+        for look in 1.. {
+            if let Some(index) = self.find(entered, stamp) {
+                return Some(index);
+            }
+            // Who has the lock gives it back after a few loads and stores, unless it loses its core.
+            match self.lock.lock() {
+                true => break,
+                false if look == LOCK_LOOKS => return None,
+                false => std::hint::spin_loop(),
+            }
+        }
+        let found = self.find(entered, stamp).or_else(|| {
+            let index = self.epochs.iter().position(|epoch| epoch.load(Ordering::Acquire) % 2 == 0)?;
+            self.stamps[index].store(stamp, Ordering::Relaxed);
+            entered[index] = self.epochs[index].add(1, Ordering::Release).wrapping_add(1);
+            Some(index)
+        });
+        self.lock.store(0, Ordering::Release);
+        found
+    }
+
+    /// Enters the lane of an operation. It keeps the lane until this rank has been in it.
+    fn find(&self, entered: &mut [u32], stamp: u32) -> Option<usize> {
+        let lanes = self.epochs.iter().zip(self.stamps).zip(entered);
+        lanes.enumerate().find_map(|(index, ((epoch, own), entered))| {
+            let epoch = epoch.load(Ordering::Acquire);
+            let is_it = epoch % 2 == 1 && epoch != *entered && own.load(Ordering::Relaxed) == stamp;
+            is_it.then(|| {
+                *entered = epoch;
+                index
+            })
+        })
+    }
+
+    /// Leaves a lane, in which `left` of `ranks` ranks have left. It is free when the last has.
+    pub(super) fn leave(&self, lane: usize, left: &N, ranks: u32) {
+        if left.add(1, Ordering::AcqRel) + 1 == ranks {
+            left.store(0, Ordering::Relaxed);
+            self.epochs[lane].add(1, Ordering::Release);
         }
     }
-}
-
-/// Enters the lane that an operation has, or takes a free one for it. Returns its index; `None` if no lane
-/// can be had now. `entered` holds the epoch in which this rank was last in each lane: an operation in which
-/// it has been is over for it, and a later one may have the same stamp. Only who takes a lane needs the lock.
-pub(super) fn enter<'a, N: Number + 'a>(
-    lock: &N,
-    lane: impl Fn(usize) -> Tenancy<'a, N>,
-    entered: &mut [u32],
-    stamp: u32,
-) -> Option<usize> {
-    // An operation that this rank has not been in keeps its lane until it has.
-    let find = |entered: &mut [u32]| {
-        let index = (0..entered.len()).find(|index| {
-            let lane = lane(*index);
-            let epoch = lane.epoch.load(Ordering::Acquire);
-            epoch % 2 == 1 && epoch != entered[*index] && lane.stamp.load(Ordering::Relaxed) == stamp
-        })?;
-        entered[index] = lane(index).epoch.load(Ordering::Relaxed);
-        Some(index)
-    };
-    if let Some(index) = find(entered) {
-        return Some(index);
-    }
-    if !lock.lock() {
-        return None;
-    }
-    let found = find(entered).or_else(|| {
-        let index = (0..entered.len()).find(|index| lane(*index).epoch.load(Ordering::Acquire) % 2 == 0)?;
-        lane(index).stamp.store(stamp, Ordering::Relaxed);
-        entered[index] = lane(index).epoch.add(1, Ordering::Release).wrapping_add(1);
-        Some(index)
-    });
-    lock.store(0, Ordering::Release);
-    found
 }
 
 /// Offers work anew, before a meeting.
@@ -338,14 +344,15 @@ pub(crate) mod tests {
     #[derive(Default)]
     struct TwoLanes {
         lock: LoomNumber,
-        tenancies: [[LoomNumber; 3]; 2],
+        stamps: [LoomNumber; 2],
+        epochs: [LoomNumber; 2],
+        left: [LoomNumber; 2],
         places: [MeetingPlace; 2],
     }
 
     impl TwoLanes {
-        fn tenancy(&self, lane: usize) -> Tenancy<'_, LoomNumber> {
-            let [stamp, epoch, left] = &self.tenancies[lane];
-            Tenancy { stamp, epoch, left }
+        fn tenancies(&self) -> Tenancies<'_, LoomNumber> {
+            Tenancies { lock: &self.lock, stamps: &self.stamps, epochs: &self.epochs }
         }
     }
 
@@ -362,7 +369,7 @@ pub(crate) mod tests {
                 let mut entered = [0; 2];
                 for (at, stamp) in (1..).zip(stamps) {
                     let lane = loop {
-                        match enter(&lanes.lock, |lane| lanes.tenancy(lane), &mut entered, stamp) {
+                        match lanes.tenancies().enter(&mut entered, stamp) {
                             Some(lane) => break lane,
                             None => thread::yield_now(),
                         }
@@ -373,7 +380,7 @@ pub(crate) mod tests {
                     lanes.places[lane].meet(rank, 2, 0);
                     slot(1 - rank).0.with(drop);
                     assert_eq!(slot(1 - rank).1.load(Ordering::Relaxed), at);
-                    lanes.tenancy(lane).leave(2);
+                    lanes.tenancies().leave(lane, &lanes.left[lane], 2);
                 }
             };
             let other = Arc::clone(&shared);

@@ -25,7 +25,7 @@ use ringpull_base::Awake;
 use ringpull_base::buffer::region::{Address, Region};
 
 use crate::transport::Stamp;
-use crate::transport::meeting::{self, Bell, Meeting, Tenancy};
+use crate::transport::meeting::{self, Bell, Meeting, Tenancies};
 
 /// The operations that a rank may have under way in the window at once.
 pub const MOST_UNDER_WAY: usize = 16;
@@ -175,12 +175,12 @@ impl Window {
     /// Enters the lane of the operation `stamp`; `None` if none can be had now. `entered` is this rank's
     /// record of the lanes, which begins with zeros.
     pub fn enter(&self, stamp: Stamp, entered: &mut [u32; LANES]) -> Option<usize> {
-        meeting::enter(self.number(LOCK), |lane| self.tenancy(lane), entered, stamp)
+        self.tenancies().enter(entered, stamp)
     }
 
     /// Leaves a lane: this rank has read all that it needs there.
     pub fn leave(&self, lane: usize) {
-        self.tenancy(lane).leave(self.local_size as u32);
+        self.tenancies().leave(lane, self.lane(lane).number(LEFT), self.local_size as u32);
     }
 
     /// The view of a lane that this rank has entered.
@@ -215,9 +215,10 @@ impl Window {
         self.beats(self.local_rank).fetch_add(1, Ordering::Relaxed);
     }
 
-    fn tenancy(&self, lane: usize) -> Tenancy<'_, AtomicU32> {
-        let [stamp, epoch] = [STAMPS, EPOCHS].map(|line| self.number(line + lane * size_of::<u32>()));
-        Tenancy { stamp, epoch, left: self.lane(lane).number(LEFT) }
+    fn tenancies(&self) -> Tenancies<'_, AtomicU32> {
+        // SAFETY: aligned, within the region, and never touched but as these atomic numbers.
+        let all = |offset| unsafe { std::slice::from_raw_parts(self.at(offset).cast::<AtomicU32>(), LANES) };
+        Tenancies { lock: self.number(LOCK), stamps: all(STAMPS), epochs: all(EPOCHS) }
     }
 
     fn beats(&self, local_rank: usize) -> &AtomicU32 {

@@ -187,6 +187,7 @@ impl Region {
     }
 
     /// Returns the begin of the mapping.
+    #[inline]
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
