@@ -122,7 +122,7 @@ fn wrong(fault: &Fault, shape: &JobShape, outcome: &JobOutcome) -> Option<String
     match (&outcome.end, &fault.expect) {
         (End::Hung, _) => Some("it did not end in its time".to_owned()),
         (End::Early(_), _) => Some("it ended before the fault: let it come earlier".to_owned()),
-        (_, Some(ExpectedEnd::Codes(codes))) if code.is_some_and(|code| !codes.contains(&code)) => {
+        (_, Some(ExpectedEnd::Codes(Some(codes)))) if code.is_some_and(|code| !codes.contains(&code)) => {
             let codes: BTreeSet<i32> = codes.iter().copied().collect();
             unexpected(&format!("ends with one of {codes:?}"))
         }
@@ -215,6 +215,9 @@ mod tests {
             let found = [&ranks, &servers, &hybrid].map(|shape| wrong(&fault, shape, &outcome));
             assert_eq!(found, expected, "{fault}");
         }
+        let limit = FaultKind::Limit(Member { role: Role::Scheduler, index: 0 }, Duration::ZERO);
+        let random = Fault { what: limit, at: Moment::Usual, expect: Some(ExpectedEnd::Codes(None)) };
+        assert_eq!(wrong(&random, &servers, &outcome), None, "the program may not have begun");
         let left = JobOutcome { left: 2, ..outcome };
         let fault = Fault { what: FaultKind::Reset(1), at: Moment::Usual, expect: None };
         assert_eq!(wrong(&fault, &ranks, &left).as_deref(), Some("2 processes are left"));
