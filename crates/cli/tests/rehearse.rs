@@ -9,10 +9,15 @@ const TRAIN: &str = "bench train --model resnet50 --scale 0.001 --compute 0.05 -
 
 /// Rehearses `program` with faults; the output and the jobs.
 fn rehearse(options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value>) {
+    rehearse_by(Path::new(env!("CARGO_BIN_EXE_ringpull")), options, faults, program)
+}
+
+/// The same by a program of another name.
+fn rehearse_by(own: &Path, options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("faults.yaml");
     std::fs::write(&file, faults).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    let mut command = Command::new(own);
     command.arg("rehearse").args(options.split(' ')).arg("--faults").arg(&file).arg("--out").arg(folder.path());
     command.args(["--format", "json", "--"]).args(program).env("RINGPULL_SILENCE", "2").stdin(Stdio::null());
     let output = command.output().unwrap();
@@ -58,7 +63,11 @@ fn several_faults_come_to_one_job_which_has_to_go_on() {
 - {stop: rank 1, at: step 5, for: 300ms}
 - {stop: rank 0, at: 100ms, for: 300ms, expect: goes-on}
 ";
-    let (output, jobs) = rehearse("-n 2 --together", faults, &train(""));
+    // Ranks are found whatever this program is called.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let renamed = folder.path().join("rp");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_ringpull"), &renamed).unwrap();
+    let (output, jobs) = rehearse_by(&renamed, "-n 2 --together", faults, &train(""));
     assert_eq!(ends(&jobs), ["went-on", "went-on"], "{output:?}");
     assert_eq!(jobs[1]["fault"], "stop rank 1 for 0.3 s, at step 5; stop rank 0 for 0.3 s, after 0.1 s");
     assert_eq!((jobs[1]["wrong"].as_str(), output.status.code()), (None, Some(0)), "{jobs:?}");

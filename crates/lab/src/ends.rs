@@ -145,16 +145,30 @@ pub fn of_mpirun(end: MpirunEnd) -> Option<i32> {
     }
 }
 
-/// The exit code of a process of a job whose workers are the ranks of an `mpirun`: of a server, the scheduler
+/// The exit codes of a process that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExitCodes {
+    /// The code that is said of the process; of an `mpirun` that of its ranks.
+    pub own: i32,
+    /// The code of the job, if the job fails with it.
+    pub of_job: i32,
+}
+
+impl ExitCodes {
+    /// The codes of a process that is the only one to say how it has ended.
+    pub fn of(code: i32) -> Self {
+        ExitCodes { own: code, of_job: code }
+    }
+}
+
+/// The exit codes of a process of a job whose workers are the ranks of an `mpirun`: of a server, the scheduler
 /// or, as a worker, that `mpirun`, of which `ranks` says more.
-pub fn beside_ranks(role: Role, code: i32, ranks: MpirunEnd) -> i32 {
-    match (role, ranks) {
-        (Role::Worker, _) => of_mpirun(ranks).unwrap_or(code),
-        (_, _) if code == 0 => 0,
-        // The workers are done, though their `mpirun` may not have ended.
-        (_, MpirunEnd { have_workers_succeeded: true, .. }) => 0,
+pub fn beside_ranks(role: Role, code: i32, ranks: MpirunEnd) -> ExitCodes {
+    match role {
+        Role::Worker => ExitCodes::of(of_mpirun(ranks).unwrap_or(code)),
+        _ if code == 0 => ExitCodes::of(0),
         // A rank that has failed before is the cause of other failures.
-        (_, MpirunEnd { first_failure, .. }) => first_failure.unwrap_or(code),
+        _ => ExitCodes { own: code, of_job: ranks.first_failure.unwrap_or(code) },
     }
 }
 
@@ -293,7 +307,7 @@ elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
 
     /// The end of each process of a hybrid job in the middle of it, and when its ranks have ended.
     #[test]
-    fn the_exit_code_beside_ranks_is_the_first_failures_and_of_no_meaning_when_the_workers_have_succeeded() {
+    fn a_job_beside_ranks_ends_with_the_code_of_the_rank_that_failed_first_and_a_server_has_its_own() {
         let mut count = 0;
         for role in ROLES {
             for code in [0, 1, 3, 137, 143] {
@@ -309,15 +323,15 @@ elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
                     };
                     let found = beside_ranks(role, code, ranks);
                     let words = format!("{role:?} {code} {ranks:?}");
-                    let is_well = have_succeeded || code == 0 && !(has_hung && role == Role::Worker);
-                    let expected = if is_well {
-                        0
-                    } else if has_failed {
-                        9
-                    } else {
-                        code
+                    let is_well =
+                        if role == Role::Worker { have_succeeded || code == 0 && !has_hung } else { code == 0 };
+                    let of_job = match has_failed {
+                        _ if is_well => 0,
+                        true => 9,
+                        false => code,
                     };
-                    assert_eq!(found, expected, "{words}");
+                    let own = if role == Role::Worker { of_job } else { code };
+                    assert_eq!(found, ExitCodes { own, of_job }, "{words}");
                     count += 1;
                 }
             }

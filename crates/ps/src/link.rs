@@ -245,3 +245,65 @@ pub(crate) fn node_address(dmlc: &Dmlc) -> Result<IpAddr> {
     };
     route().map(|local| local.ip()).map_err(|cause| Error::io("find the route to", dmlc.root, &cause))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    /// A link to a scheduler that never answers, and who listens in its place.
+    fn link() -> (Link, TcpListener) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let root = listener.local_addr().unwrap();
+        let (name, identity) = ("the scheduler".to_owned(), vec![1; 16]);
+        let target =
+            DialTarget { to: vec![root], name, identity, secret: None, settings: socket::NODE, has_port: false };
+        let (bell, now, limit) = (Bell::default(), Instant::now(), Duration::from_secs(3600));
+        let connection = Connection::open(target, &bell).unwrap();
+        let link = Link {
+            connection,
+            bell,
+            root,
+            interval: limit,
+            limit,
+            heard: now,
+            beaten: now,
+            broken: None,
+            refused: None,
+            is_over: false,
+            longest: socket::SCHEDULER.limits.header,
+        };
+        (link, listener)
+    }
+
+    /// The thread ends with its sessions, as if the scheduler had gone.
+    #[test]
+    fn a_thread_of_the_link_that_fails_is_the_error_and_not_a_scheduler_that_is_lost() {
+        let (mut link, _listener) = link();
+        assert_eq!(link.refusal(), Ok(()));
+        let error =
+            Error::ThreadEnded { thread: "the thread of the connections of the scheduler".to_owned(), rank: None };
+        link.connection.fail(error.clone());
+        assert_eq!(link.loss(), None, "it may be worse than a connection that closed");
+        assert_eq!(link.refusal(), Err(error));
+        assert_eq!(link.refusal(), Ok(()), "once");
+        while link.loss().is_none() {
+            link.bell.wait(Duration::from_millis(20));
+        }
+    }
+
+    /// Nothing of its last message is confirmed.
+    #[test]
+    fn a_job_that_has_failed_does_not_wait_for_those_that_it_has_lost() {
+        let (mut link, _listener) = link();
+        link.send(&ToScheduler::Goodbye).unwrap();
+        let (sender, ends) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            link.connection.close_after_failure(Duration::from_secs(3600));
+            sender.send(()).unwrap();
+        });
+        // This limit ends a hang.
+        ends.recv_timeout(Duration::from_secs(100)).expect("it ends long before the hour");
+    }
+}

@@ -153,6 +153,19 @@ impl Connection {
     pub(crate) fn close(self, limit: Duration) {
         close(self.endpoint, limit, false);
     }
+
+    /// Closes it in a job that has failed.
+    #[cfg(test)]
+    pub(crate) fn close_after_failure(self, limit: Duration) {
+        close(self.endpoint, limit, true);
+    }
+
+    /// Lets its thread seem to have failed.
+    #[cfg(test)]
+    pub(crate) fn fail(&self, error: Error) {
+        Sink::event(&*self.mail, &self.session, Event::Gone("its thread has ended".to_owned()));
+        self.mail.failed(error);
+    }
 }
 
 impl Deref for Connection {
@@ -165,12 +178,12 @@ impl Deref for Connection {
 
 /// The time for which the last messages of a job that has failed are on their way: those who are lost confirm
 /// none, and the error of this process is said afterwards.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+const CLOSE_AFTER_FAILURE: Duration = Duration::from_millis(300);
 
 /// Closes it, giving what is still to be sent at most `limit`, and less if the job has failed. Warns about what
 /// may not have arrived of a job that has not.
 pub(crate) fn close(endpoint: Endpoint, limit: Duration, has_failed: bool) {
-    let lost = endpoint.close(if has_failed { limit.min(LAST_WORDS) } else { limit });
+    let lost = endpoint.close(if has_failed { limit.min(CLOSE_AFTER_FAILURE) } else { limit });
     if lost > 0 && !has_failed && !limit.is_zero() {
         tracing::warn!("{lost} messages of the end of the job were not confirmed");
     }

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(500);
 struct DriverState {
     name: String,
     waker: Arc<Waker>,
-    sessions: Mutex<BTreeMap<Vec<u8>, Arc<Session>>>,
+    sessions: Mutex<OwnedSessions>,
     /// The only addresses of this host that accept connections from now on.
     interfaces: Mutex<Option<Vec<IpAddr>>>,
     refusals: Mutex<Refusals>,
@@ -44,8 +44,25 @@ struct DriverState {
     is_closing: AtomicBool,
     /// The thread ends.
     is_over: AtomicBool,
+}
+
+/// The sessions that the owner can reach, and the count of what those that it has closed have lost.
+#[derive(Default)]
+struct OwnedSessions {
+    by_name: BTreeMap<Vec<u8>, Arc<Session>>,
     /// Frames of sessions that were closed and have ended before the peer had confirmed them.
-    lost: AtomicUsize,
+    lost: usize,
+}
+
+impl OwnedSessions {
+    /// Ends the session. Returns true if the owner had it still, and has not closed it.
+    fn end(&mut self, session: &Arc<Session>) -> bool {
+        let name = session.identity();
+        let is_known = self.by_name.get(name).is_some_and(|known| Arc::ptr_eq(known, session));
+        let is_known = is_known && self.by_name.remove(name).is_some_and(|session| !session.is_closing());
+        self.lost += session.end();
+        is_known
+    }
 }
 
 impl DriverState {
@@ -57,6 +74,14 @@ impl DriverState {
             tracing::warn!("{name} refused {plural}, this from {from}: {why} (logged once a minute)");
         } else {
             tracing::debug!("{name} refused a connection from {from}: {why}");
+        }
+    }
+
+    /// Ends a session whose peer is gone. The sink gets the event unless the process has ended it itself.
+    fn release(&self, session: &Arc<Session>, event: Event) {
+        let is_news = self.sessions.lock().end(session);
+        if is_news {
+            session.sink.event(session, event);
         }
     }
 }
@@ -102,7 +127,6 @@ impl Endpoint {
             refusals: Mutex::default(),
             is_closing: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
-            lost: AtomicUsize::new(0),
         });
         let may_block = dialer.is_some();
         let (peers, tried) = (BTreeMap::new(), mpsc::channel());
@@ -129,7 +153,7 @@ impl Endpoint {
 
     /// The session with the process of that name, if it is there.
     pub fn session(&self, identity: &[u8]) -> Option<Arc<Session>> {
-        self.shared.sessions.lock().get(identity).cloned()
+        self.shared.sessions.lock().by_name.get(identity).cloned()
     }
 
     /// Listens on these addresses of this host alone.
@@ -147,8 +171,9 @@ impl Endpoint {
 
     /// Ends the session with it.
     pub fn dismiss(&self, identity: &[u8]) {
-        if let Some(session) = self.shared.sessions.lock().remove(identity) {
-            session.end();
+        let mut sessions = self.shared.sessions.lock();
+        if let Some(session) = sessions.by_name.get(identity).cloned() {
+            sessions.end(&session);
         }
     }
 
@@ -164,21 +189,20 @@ impl Endpoint {
     fn end(&mut self, limit: Duration) -> usize {
         self.shared.is_closing.store(true, Ordering::SeqCst);
         // A session that begins later finds that it is closing.
-        self.shared.sessions.lock().values().for_each(|session| session.begin_close());
+        self.shared.sessions.lock().by_name.values().for_each(|session| session.begin_close());
         self.shared.waker.wake();
         self.ended.get_mut().recv_timeout(limit).ok();
-        // The thread forgets the sessions once it knows that this is over.
-        let mut lost = 0;
-        self.shared.sessions.lock().values().for_each(|session| {
-            lost += session.kept();
-            session.end();
-        });
+        let mut sessions = self.shared.sessions.lock();
+        for session in sessions.by_name.values().cloned().collect::<Vec<_>>() {
+            sessions.end(&session);
+        }
+        drop(sessions);
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.shared.waker.wake();
         if !self.may_block {
             self.ended.get_mut().recv().ok();
         }
-        lost + self.shared.lost.swap(0, Ordering::SeqCst)
+        std::mem::take(&mut self.shared.sessions.lock().lost)
     }
 }
 
@@ -228,6 +252,8 @@ struct ConnectedPeer {
     held: Option<Frame<Vec<u8>>>,
     has_more: bool,
     confirm_at: Option<Instant>,
+    /// True if the peer has said goodbye. It lasts until that is answered.
+    has_goodbye: bool,
 }
 
 impl Driver {
@@ -246,7 +272,7 @@ impl Driver {
         if let Some(before) = self.peers.insert(identity.clone(), peer) {
             before.session.detach();
         }
-        self.shared.sessions.lock().insert(identity, Arc::clone(&session));
+        self.shared.sessions.lock().by_name.insert(identity, Arc::clone(&session));
         session
     }
 
@@ -259,19 +285,14 @@ impl Driver {
 
     /// Ends all sessions. Tells the sink if this thread has failed.
     fn finish_all(&mut self, has_failed: bool) {
-        self.shared.sessions.lock().clear();
-        let peers = std::mem::take(&mut self.peers);
-        for peer in peers.values() {
-            peer.session.end();
-            peer.session.detach();
+        let thread = format!("the thread of the connections of {}", self.shared.name);
+        for name in self.peers.keys().cloned().collect::<Vec<_>>() {
+            drop(self.peers[&name].session.detach());
+            let gone = Event::Gone(format!("{thread} has ended"));
+            // The sink may be what has failed.
+            drop(catch_unwind(AssertUnwindSafe(|| self.finish(&name, gone))));
         }
         if has_failed {
-            let thread = format!("the thread of the connections of {}", self.shared.name);
-            for peer in peers.values() {
-                let gone = Event::Gone(format!("{thread} has ended"));
-                // The sink may be what has failed.
-                drop(catch_unwind(AssertUnwindSafe(|| self.sink.event(&peer.session, gone))));
-            }
             self.sink.failed(Error::ThreadEnded { thread, rank: None });
         }
     }
@@ -288,7 +309,8 @@ impl Driver {
         let mut names = Vec::new();
         let mut fds = vec![PollFd::new(&self.shared.waker.fd, PollFlags::IN)];
         for (name, connection) in connected {
-            let reads = if connection.held.is_none() { PollFlags::IN } else { PollFlags::empty() };
+            let reads = connection.held.is_none() && !connection.has_goodbye;
+            let reads = if reads { PollFlags::IN } else { PollFlags::empty() };
             let writes = if connection.has_more { PollFlags::OUT } else { PollFlags::empty() };
             // A connection of which nothing is wanted would still end the wait by its end.
             if !(reads | writes).is_empty() {
@@ -370,8 +392,10 @@ impl Driver {
         let stream = Arc::new(stream);
         peer.session.attach(&stream, theirs)?;
         peer.due = None;
-        peer.connection =
-            Some(ConnectedPeer { stream, incoming: Incoming::default(), held: None, has_more: true, confirm_at: None });
+        let incoming = Incoming::default();
+        let connection =
+            ConnectedPeer { stream, incoming, held: None, has_more: true, confirm_at: None, has_goodbye: false };
+        peer.connection = Some(connection);
         peer.session.sink.event(&peer.session, Event::Connected(here));
         self.attend(name, false);
         Ok(())
@@ -380,16 +404,17 @@ impl Driver {
     /// Does what there is to do for a peer: receives, if there is something to read, and sends.
     fn attend(&mut self, name: &[u8], reads: bool) {
         let Some(peer) = self.peers.get_mut(name) else { return };
+        let is_over = peer.session.is_over();
         match &mut peer.connection {
-            _ if peer.session.is_over() => {
-                // The process has dismissed it.
-                peer.session.detach();
-                self.peers.remove(name);
-            }
-            Some(connection) => {
+            Some(connection) if connection.has_goodbye || !is_over => {
                 if let Err(end) = connection.exchange(&peer.session, reads) {
                     self.end(name, end);
                 }
+            }
+            _ if is_over => {
+                // The process has dismissed it.
+                peer.session.detach();
+                self.peers.remove(name);
             }
             None if self.acceptor.is_some() && peer.session.is_closing() && peer.session.kept() == 0 => {
                 self.finish(name, gone());
@@ -403,15 +428,19 @@ impl Driver {
                 peer.due = Some(Instant::now() + LOOK);
                 self.look(name);
             }
-            None => self.finish(name, gone()),
+            _ => self.finish(name, gone()),
         }
     }
 
     /// Decides what follows from the end of a connection.
     fn end(&mut self, name: &[u8], mut end: End) {
         let Some(peer) = self.peers.get_mut(name) else { return };
-        if matches!(end, End::Goodbye) {
-            peer.session.answer_goodbye();
+        if let (End::Goodbye, Some(connection)) = (&end, &mut peer.connection)
+            && peer.session.answer_goodbye()
+        {
+            (connection.has_goodbye, connection.has_more, connection.confirm_at) = (true, true, None);
+            let session = Arc::clone(&peer.session);
+            return self.shared.release(&session, gone());
         }
         let has_parted = peer.session.has_parted();
         let failed = peer.session.detach();
@@ -427,11 +456,7 @@ impl Driver {
         }
         let is_settled = peer.session.is_closing() && peer.session.kept() == 0;
         match end {
-            End::Goodbye => {
-                // What it has not confirmed it does not want.
-                peer.session.forget();
-                self.finish(name, gone());
-            }
+            End::Goodbye => self.finish(name, gone()),
             _ if is_settled && (self.acceptor.is_some() || has_parted) => self.finish(name, gone()),
             End::Violation(what) => {
                 if self.dialer.is_some() {
@@ -456,19 +481,10 @@ impl Driver {
         }
     }
 
-    /// Ends a session. The sink gets the event unless the process has ended the session itself.
+    /// Ends a session.
     fn finish(&mut self, name: &[u8], event: Event) {
-        let Some(peer) = self.peers.remove(name) else { return };
-        let is_own = peer.session.is_closing();
-        self.shared.lost.fetch_add(if is_own { peer.session.kept() } else { 0 }, Ordering::SeqCst);
-        peer.session.end();
-        let mut sessions = self.shared.sessions.lock();
-        if sessions.get(name).is_some_and(|known| Arc::ptr_eq(known, &peer.session)) {
-            sessions.remove(name);
-        }
-        drop(sessions);
-        if !is_own {
-            peer.session.sink.event(&peer.session, event);
+        if let Some(peer) = self.peers.remove(name) {
+            self.shared.release(&peer.session, event);
         }
     }
 
@@ -531,7 +547,7 @@ impl Driver {
         let Some(door) = self.acceptor.as_ref().map(|acceptor| &acceptor.door) else { return Verdict::Forgotten };
         let (known, count) = {
             let sessions = self.shared.sessions.lock();
-            (sessions.get(&hello.identity).cloned(), sessions.len())
+            (sessions.by_name.get(&hello.identity).cloned(), sessions.by_name.len())
         };
         match known {
             _ if hello.wanted != door.name.as_bytes() => Verdict::Elsewhere,
@@ -594,6 +610,9 @@ impl ConnectedPeer {
     /// Receives, if there is something to read, and sends. Bytes that have come are read before anything is
     /// sent: after a failed write the system reports that the peer has closed.
     fn exchange(&mut self, session: &Arc<Session>, reads: bool) -> std::result::Result<(), End> {
+        if self.has_goodbye {
+            return Err(End::Goodbye);
+        }
         if reads || self.held.is_some() {
             self.receive(session)?;
         }
@@ -642,6 +661,42 @@ impl ConnectedPeer {
             if session.look_at(prefix)? {
                 self.held = Some(frame);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+
+    struct Deaf;
+
+    impl Sink for Deaf {
+        fn frame(&self, _: &Arc<Session>, _: Frame<Vec<u8>>) {}
+        fn event(&self, _: &Arc<Session>, _: Event) {}
+        fn failed(&self, _: Error) {}
+    }
+
+    /// The thread and the owner may both end a session, at the same time.
+    #[test]
+    fn a_frame_that_was_lost_is_counted_once_whoever_ends_its_session_and_only_if_that_was_closed() {
+        let limits = crate::Limits { header: 9, payload: 9, waiting_bytes: 9, waiting: 9, unwritten_bytes: 9 };
+        let (time, none) = (Duration::from_secs(1), Duration::ZERO);
+        let settings =
+            Settings { limits, unconfirmed: time, attempt: time, resume: time, linger: none, at_once_bytes: 9 };
+        for is_closed in [false, true] {
+            let mut sessions = OwnedSessions::default();
+            let (from, sink, waker) = (IpAddr::from([127, 0, 0, 1]), Arc::new(Deaf), Waker::new().unwrap());
+            let session = Session::new(b"node".to_vec(), [1; 16], from, settings, sink, waker);
+            sessions.by_name.insert(b"node".to_vec(), Arc::clone(&session));
+            assert!(session.send(vec![1]) && session.send(vec![2]));
+            if is_closed {
+                session.begin_close();
+            }
+            assert_eq!(sessions.end(&session), !is_closed, "the owner hears of it unless it has closed it");
+            assert!(!sessions.end(&session), "once");
+            assert_eq!(sessions.lost, if is_closed { 2 } else { 0 });
+            assert!(!session.send(vec![3]) && sessions.by_name.is_empty());
         }
     }
 }

@@ -17,7 +17,7 @@
 //!
 //! | event of a connection | effect |
 //! | --- | --- |
-//! | its other end sends a goodbye | the peer is gone; it is told which frames have come, so that it can end |
+//! | its other end sends a goodbye | the peer is gone; behind a frame that is half written it is told which have come, so that it can end |
 //! | its other end closes it, as the end of a process does | the peer is gone if it makes no other within [`Settings::resume`] |
 //! | it fails (a reset, nothing confirmed for [`Settings::unconfirmed`]) | it is made again, and frames continue where they stopped |
 //! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |

@@ -75,8 +75,16 @@ struct SessionState {
     waiting_bytes: usize,
     /// True if nothing is read until there is room for more of them.
     is_blocked: bool,
-    /// True if the goodbye is on its way.
-    has_parted: bool,
+    goodbye: Goodbye,
+}
+
+/// This end's goodbye over the present connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Goodbye {
+    Unsaid,
+    /// The peer has said its own, and waits for this one.
+    Owed,
+    OnItsWay,
 }
 
 /// The present connection, for those who write. It is locked before the state.
@@ -105,7 +113,7 @@ impl Session {
             waiting: 0,
             waiting_bytes: 0,
             is_blocked: false,
-            has_parted: false,
+            goodbye: Goodbye::Unsaid,
         };
         let (state, output) = (Mutex::new(state), Mutex::default());
         Arc::new(Session { identity, id, peer, settings, sink, waker, state, output })
@@ -167,12 +175,15 @@ impl Session {
         output.stream.as_ref().is_some_and(|stream| rustix::net::connect_unspec(&**stream).is_ok())
     }
 
-    /// Ends it at once.
-    pub(crate) fn end(&self) {
+    /// Ends it at once. Returns the number of frames that the peer has not confirmed, if this end was closing:
+    /// no later end counts them again.
+    pub(crate) fn end(&self) -> usize {
         let mut state = self.state.lock();
-        state.phase = SessionPhase::Over;
+        let phase = std::mem::replace(&mut state.phase, SessionPhase::Over);
+        let lost = if phase == SessionPhase::Closing { state.frames.kept() } else { 0 };
         state.frames.clear();
         self.waker.wake();
+        lost
     }
 
     /// Sends the frames that are queued, and then a goodbye. Returns at once.
@@ -193,7 +204,7 @@ impl Session {
     }
 
     pub(crate) fn has_parted(&self) -> bool {
-        self.state.lock().has_parted
+        self.state.lock().goodbye == Goodbye::OnItsWay
     }
 
     /// The number of frames that the peer has not confirmed.
@@ -201,21 +212,18 @@ impl Session {
         self.state.lock().frames.kept()
     }
 
-    /// Keeps no frame any more.
-    pub(crate) fn forget(&self) {
-        self.state.lock().frames.clear();
-    }
-
-    /// Answers the peer's goodbye by one that confirms its frames, as far as the system takes it at once.
-    pub(crate) fn answer_goodbye(&self) {
+    /// Answers the peer's goodbye by one that confirms its frames, behind a frame that is half written. Returns
+    /// true if the system has yet to take some of that. Other frames are dropped: what the peer has not
+    /// confirmed it does not want.
+    pub(crate) fn answer_goodbye(&self) -> bool {
         let mut output = self.output.lock();
-        let Output { stream: Some(stream), bytes, failed: None } = &mut *output else { return };
         let mut state = self.state.lock();
-        // In the middle of a frame there is no place for it, and the peer connects again and is told then.
-        if bytes.is_empty() && !state.has_parted {
-            state.frames.compose_control(true, bytes);
-            bytes.write(&**stream).ok();
+        state.frames.clear();
+        if state.goodbye == Goodbye::Unsaid {
+            state.goodbye = Goodbye::Owed;
         }
+        drop(state);
+        self.write(&mut output, false) && output.failed.is_none()
     }
 
     /// The number of the last frame received.
@@ -228,7 +236,7 @@ impl Session {
         let mut output = self.output.lock();
         let mut state = self.state.lock();
         state.frames.begin(theirs)?;
-        state.has_parted = false;
+        state.goodbye = Goodbye::Unsaid;
         drop(state);
         *output = Output { stream: Some(Arc::clone(stream)), ..Output::default() };
         Ok(())
@@ -281,13 +289,18 @@ impl Session {
         let mut state = self.state.lock();
         if !state.frames.compose(bytes) {
             let is_due = state.frames.is_confirmation_due() || confirms && state.frames.is_unconfirmed();
-            if state.phase == SessionPhase::Closing && !state.has_parted {
-                state.frames.compose_control(true, bytes);
-                state.has_parted = true;
-            } else if is_due && !state.has_parted {
-                state.frames.compose_control(false, bytes);
-            } else {
-                return false;
+            match state.goodbye {
+                Goodbye::Unsaid if state.phase != SessionPhase::Closing => {
+                    if !is_due {
+                        return false;
+                    }
+                    state.frames.compose_control(false, bytes);
+                }
+                Goodbye::Unsaid | Goodbye::Owed => {
+                    state.frames.compose_control(true, bytes);
+                    state.goodbye = Goodbye::OnItsWay;
+                }
+                Goodbye::OnItsWay => return false,
             }
         }
         let wanted = std::mem::take(&mut state.wants_room);

@@ -36,7 +36,7 @@ use crate::transport::inproc;
 
 /// The time that a process stays after a fault, so that its peers can report the fault before a launcher ends
 /// them.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+const STAY_AFTER_FAULT: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
 pub struct Engine {
@@ -582,7 +582,7 @@ impl Engine {
                 notice(&fault.report());
             }
             // A launcher that sees this process end may kill the others; they, too, have to say why first.
-            std::thread::sleep(LAST_WORDS);
+            std::thread::sleep(STAY_AFTER_FAULT);
         }
     }
 }

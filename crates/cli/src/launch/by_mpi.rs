@@ -4,7 +4,6 @@
 //! Each process runs below a [`wrapper`](super::wrapper), which connects to the launcher: its lines do not
 //! pass through `mpirun`, and it hears from the launcher when it is to end.
 
-use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt as _;
@@ -87,11 +86,11 @@ impl MpiJob {
         // Survivors have said what they lost by then.
         let (ranks, grace) = (parts.iter().map(|part| part.count).sum(), silence * 3 / 2);
         let (mut within, mut stuck) = (grace, None);
-        let (mut seen, mut ends) = (BTreeSet::new(), false);
+        let mut ends = false;
         let (status, killed) = child::wait(&mut child, "mpirun", || {
             ending.poll();
-            let ended = if ending.has_begun() { Vec::new() } else { control.ended() };
-            for (name, code) in ended.into_iter().filter(|(name, _)| seen.insert(name.clone())) {
+            let ended = if ending.has_begun() { Vec::new() } else { control.take_ended() };
+            for (name, code) in ended {
                 if let Some(grace) = must_end(&name, code) {
                     (ends, within) = (true, within.min(grace));
                 }

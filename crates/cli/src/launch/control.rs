@@ -91,6 +91,8 @@ struct ConnectedRank {
     code: Option<i32>,
     /// True if its connection has ended.
     is_gone: bool,
+    /// True if its end was taken note of.
+    is_taken: bool,
 }
 
 impl RankControl {
@@ -220,11 +222,22 @@ impl RankControl {
         self.state.lock().all.iter().filter(|rank| rank.is_worker && rank.code == Some(0)).count() == count
     }
 
-    /// The ranks that have ended, with their exit codes if these are known.
-    pub(super) fn ended(&self) -> Vec<(String, Option<i32>)> {
+    /// The number of ranks that have ended, and whether one of them has failed or was lost.
+    pub(super) fn count_ended(&self) -> (usize, bool) {
         let ranks = self.state.lock();
-        let ended = ranks.all.iter().filter(|rank| rank.code.is_some() || rank.is_gone);
-        ended.map(|rank| (rank.name.clone(), rank.code)).collect()
+        let ended = ranks.all.iter().filter(|rank| rank.has_ended());
+        (ended.clone().count(), ended.clone().any(|rank| rank.code != Some(0)))
+    }
+
+    /// The ranks that have ended since the last call, with their exit codes if these are known.
+    pub(super) fn take_ended(&self) -> Vec<(String, Option<i32>)> {
+        let mut ranks = self.state.lock();
+        let ended = ranks.all.iter_mut().filter(|rank| rank.has_ended() && !rank.is_taken);
+        let take = |rank: &mut ConnectedRank| {
+            rank.is_taken = true;
+            (rank.name.clone(), rank.code)
+        };
+        ended.map(take).collect()
     }
 
     /// The exit code of the first process that has failed.
@@ -278,6 +291,10 @@ impl Drop for RankControl {
 }
 
 impl ConnectedRank {
+    fn has_ended(&self) -> bool {
+        self.code.is_some() || self.is_gone
+    }
+
     fn order(&self, order: u8, to: Addressees) {
         if to == Addressees::Workers && !self.is_worker {
             return;
@@ -308,7 +325,8 @@ impl RankConnections {
             let mut ranks = self.lock();
             let is_worker = ["rank", "worker"].iter().any(|role| name.starts_with(role));
             let orders = Arc::clone(stream);
-            let rank = ConnectedRank { name: name.clone(), orders, is_worker, code: None, is_gone: false };
+            let rank =
+                ConnectedRank { name: name.clone(), orders, is_worker, code: None, is_gone: false, is_taken: false };
             for (order, to) in &ranks.told {
                 rank.order(*order, *to);
             }
@@ -493,6 +511,8 @@ mod tests {
         let mut heard = [0];
         (&mut &rank).read_exact(&mut heard).unwrap();
         assert!(control.have_all_ended(1) && !control.have_workers_succeeded(1));
+        assert_eq!(control.count_ended(), (1, true));
+        assert_eq!([(); 2].map(|()| control.take_ended()), [vec![("rank 0".to_owned(), Some(3))], Vec::new()]);
         assert_eq!((heard, control.first_failure()), ([RECEIVED], Some(3)));
     }
 }

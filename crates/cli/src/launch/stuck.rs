@@ -97,13 +97,13 @@ impl MpirunWatch {
     /// Returns the reason for which the `mpirun` of so many ranks will not end, if it seems so. To be polled;
     /// does not block.
     pub(super) fn look(&mut self, control: &RankControl, ranks: usize) -> Option<Stuck> {
+        let (ended, has_one_failed) = control.count_ended();
         let signs = Signs {
             is_childless: self.childless.is_stuck(),
             is_any_running: control.is_any_running(),
-            are_over: control.has_ranks() && control.ended().len() >= ranks,
+            are_over: control.has_ranks() && ended >= ranks,
             // A rank's program may print such words too.
-            aborts: self.writing.aborts.load(Ordering::Relaxed)
-                && (!control.has_ranks() || control.ended().iter().any(|(_, code)| *code != Some(0))),
+            aborts: self.writing.aborts.load(Ordering::Relaxed) && (!control.has_ranks() || has_one_failed),
             is_idle: self.writing.is_idle(),
         };
         self.judge(Instant::now(), signs)

@@ -5,7 +5,7 @@
 //! and after `KILL_AFTER` SIGKILL. After an interrupt the workers get SIGTERM at once, and `GRACE` for a
 //! checkpoint, which may need the servers: these get it when the workers have ended. A second interrupt skips
 //! the wait. Servers and scheduler get the same grace period after the last worker succeeded, and
-//! `LAST_WORDS` after the last worker has ended in a job that failed: they wait for nobody any more.
+//! `REPORT_TIME` after the last worker has ended in a job that failed: they wait for nobody any more.
 //!
 //! An elastic job goes on without a worker that a signal has ended, and another one is started in its place:
 //! at once, and later if that one is lost too. One that is silent, so that the job's scheduler has gone on
@@ -32,13 +32,16 @@ use super::{Host, Launch, Process, Sink, process_name};
 use crate::child::Childless;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_lab::ends::{
-    EndEffect, EndOfProcess, JobState, MpirunEnd, RemainingTime, awaited, beside_ranks, code_of, is_of_signal, meaning,
+    EndEffect, EndOfProcess, ExitCodes, JobState, MpirunEnd, RemainingTime, awaited, beside_ranks, code_of,
+    is_of_signal, meaning,
 };
 
 /// The time between SIGTERM and SIGKILL.
 const KILL_AFTER: Duration = Duration::from_secs(3);
-/// What servers and scheduler of a failed job have to report whom they lost, when no worker is left.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The time in which servers and scheduler of a failed job report whom they lost, when no worker is left.
+const REPORT_TIME: Duration = Duration::from_secs(2);
+/// The time for which the first success of another worker is waited for, when one has failed that came later.
+const FIRST_SUCCESS: Duration = Duration::from_secs(2);
 /// The exit code of ssh if its connection broke.
 const LOST_HOST: i32 = 255;
 /// The time for which a worker that is lost for the second time stays away. It doubles with each further
@@ -102,6 +105,15 @@ struct SilentWorker {
     pid: Pid,
 }
 
+/// The progress of an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Interruption {
+    None,
+    Begun,
+    /// The workers were told to end before the others.
+    WorkersTold,
+}
+
 struct Supervisor {
     /// The fewest workers to go on with, in a job that goes on without some.
     least: Option<usize>,
@@ -114,9 +126,7 @@ struct Supervisor {
     /// When SIGTERM is due, then when SIGKILL is, then when the supervisors themselves are killed.
     due: Option<Instant>,
     stage: usize,
-    is_interrupted: bool,
-    /// True if the workers were told to end before the others.
-    are_workers_told: bool,
+    interruption: Interruption,
     /// How often another worker may still be started in the place of one that is lost.
     restarts: u32,
     /// The processes that are to be started again, and when.
@@ -125,6 +135,8 @@ struct Supervisor {
     watch: Option<MpirunWatch>,
     /// True if it was killed for that.
     has_hung: bool,
+    /// True if the workers are ranks and have all ended well, whatever their `mpirun` does.
+    are_ranks_done: bool,
 }
 
 /// Runs the processes to their end. `control` is for those that are ranks of an `mpirun`.
@@ -146,12 +158,12 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankC
         failure: None,
         due: None,
         stage: 0,
-        is_interrupted: false,
-        are_workers_told: false,
+        interruption: Interruption::None,
         restarts: launch.elastic.map_or(0, |elastic| elastic.restarts),
         restarts_due: Vec::new(),
         watch: None,
         has_hung: false,
+        are_ranks_done: false,
     };
     let started = Instant::now();
     let is_over = Arc::new(AtomicBool::new(false));
@@ -190,7 +202,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankC
             let signal = interrupt.signal().unwrap_or(2);
             job.fail(128 + signal, format!("interrupted by signal {signal}"), GRACE);
             job.due = Some(Instant::now());
-            job.is_interrupted = true;
+            job.interruption = job.interruption.max(Interruption::Begun);
             seen = interrupt.count();
         }
         if launch.limit.is_some_and(|limit| started.elapsed() > limit) {
@@ -348,35 +360,32 @@ impl Supervisor {
         if code != 0 && self.came_later(number) {
             self.look_ahead();
         }
-        let own = code;
-        let code = control.map_or(own, |control| self.code_beside_ranks(number, own, control, launch));
+        let codes =
+            control.map_or(ExitCodes::of(code), |control| self.codes_beside_ranks(number, code, control, launch));
+        let code = codes.own;
         let one = &mut self.running[number];
         one.code = Some(code);
         one.orders = None;
-        let told = if code == 0 { own } else { code };
-        let how = if is_of_signal(told) { format!("signal {}", told - 128) } else { format!("exit code {told}") };
+        let how = if is_of_signal(code) { format!("signal {}", code - 128) } else { format!("exit code {code}") };
         let (role, end, ended) = (one.role, one.end(code), format!("{} ended with {how}", one.name));
-        let state = self.state(number);
-        let meaning = meaning(self.least, role, end, state);
+        let meaning = meaning(self.least, role, end, self.state(number));
         match meaning {
-            EndEffect::Nothing if code == 0 && own != 0 && role != Role::Worker => {
-                self.report(number, &ended, EndEffect::Unneeded);
-            }
             EndEffect::Nothing => {}
-            EndEffect::Failure => self.fail(code, ended, launch.grace),
+            EndEffect::Failure => self.fail(codes.of_job, ended, launch.grace),
             EndEffect::Unneeded | EndEffect::Without | EndEffect::Replaced => self.report(number, &ended, meaning),
         }
         self.limit_the_rest(launch.grace);
     }
 
-    /// The exit code of a process that has ended in a job whose workers are ranks, as far as it is the job's.
-    fn code_beside_ranks(&self, number: usize, code: i32, control: &RankControl, launch: &Launch) -> i32 {
+    /// The exit codes of a process that has ended in a job whose workers are ranks.
+    fn codes_beside_ranks(&mut self, number: usize, code: i32, control: &RankControl, launch: &Launch) -> ExitCodes {
+        self.are_ranks_done = control.have_workers_succeeded(launch.spec.workers);
         let ranks = MpirunEnd {
             code: (!self.has_hung).then_some(code),
             interrupted: None,
             was_ended: false,
             have_all_ended: true,
-            have_workers_succeeded: control.have_workers_succeeded(launch.spec.workers),
+            have_workers_succeeded: self.are_ranks_done,
             first_failure: control.first_failure(),
         };
         beside_ranks(self.running[number].role, code, ranks)
@@ -400,11 +409,11 @@ impl Supervisor {
     fn limit_the_rest(&mut self, grace: Duration) {
         let mut left = self.running.iter().enumerate().filter(|(_, one)| one.code.is_none());
         let only_surplus = left.all(|(number, one)| one.role == Role::Server || self.is_surplus(number));
-        let left = match awaited(self.is_interrupted, self.state(0), only_surplus) {
+        let left = match awaited(self.interruption > Interruption::None, self.state(0), only_surplus) {
             _ if self.stage > 0 => None,
             RemainingTime::Unlimited => None,
             RemainingTime::Grace => Some(grace),
-            RemainingTime::LastWords => Some(grace.min(LAST_WORDS)),
+            RemainingTime::LastWords => Some(grace.min(REPORT_TIME)),
             RemainingTime::Latecomer => Some(LATECOMER).filter(|_| self.due.is_none()),
             RemainingTime::Ends => Some(Duration::ZERO),
         };
@@ -429,13 +438,14 @@ impl Supervisor {
             SupervisorEvent::Ended(number, code) => Some((*number, Some(*code))),
             SupervisorEvent::Silent(_) => None,
         });
-        codes.chain(early).any(|(number, code)| self.running[number].role == Role::Worker && code == Some(0))
+        let has_succeeded = |(number, code): (usize, _)| self.running[number].role == Role::Worker && code == Some(0);
+        self.are_ranks_done || codes.chain(early).any(has_succeeded)
     }
 
     /// A worker that comes when the job ends is told so before it may be seen here: waits for the first
     /// success of another worker, though not for long.
     fn look_ahead(&mut self) {
-        let until = Instant::now() + LAST_WORDS;
+        let until = Instant::now() + FIRST_SUCCESS;
         while !self.has_succeeded() {
             match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(event) => self.early.push_back(event),
@@ -446,7 +456,8 @@ impl Supervisor {
 
     /// The state of the job as this process, which has ended, leaves it.
     fn state(&self, number: usize) -> JobState {
-        let runs = |one: &&Running| one.role == Role::Worker && one.code.is_none() && !one.is_silent;
+        let runs =
+            |one: &&Running| one.role == Role::Worker && one.code.is_none() && !one.is_silent && !self.are_ranks_done;
         JobState {
             has_failed: self.failure.is_some(),
             has_succeeded: self.has_succeeded(),
@@ -548,15 +559,15 @@ impl Supervisor {
     }
 
     fn escalate(&mut self, control: Option<&RankControl>) {
-        if self.is_interrupted {
+        if self.interruption > Interruption::None {
             control.into_iter().for_each(RankControl::let_go);
         }
         let Some(due) = self.due.filter(|due| Instant::now() >= *due) else { return };
         tracing::debug!(late_s = due.elapsed().as_secs_f64(), stage = self.stage, "ending what still runs");
         let mut left: Vec<&mut Running> = self.running.iter_mut().filter(|one| one.code.is_none()).collect();
         let is_worker = |one: &&mut Running| one.role == Role::Worker;
-        if self.stage == 0 && self.is_interrupted && !self.are_workers_told && left.iter().any(is_worker) {
-            self.are_workers_told = true;
+        if self.stage == 0 && self.interruption == Interruption::Begun && left.iter().any(is_worker) {
+            self.interruption = Interruption::WorkersTold;
             match control.filter(|control| control.has_ranks()) {
                 Some(control) => control.signal(Signal::TERM, Addressees::Workers),
                 None => left.into_iter().filter(is_worker).for_each(|one| one.order(Signal::TERM)),
@@ -564,12 +575,14 @@ impl Supervisor {
             self.due = Some(Instant::now() + GRACE);
             return;
         }
-        if self.are_workers_told || self.stage > 0 {
+        if self.interruption == Interruption::WorkersTold || self.stage > 0 {
             control.into_iter().for_each(|control| control.signal(Signal::KILL, Addressees::All));
         }
         for one in &mut left {
             match self.stage {
-                0 if self.are_workers_told && one.role == Role::Worker => one.order(Signal::KILL),
+                0 if self.interruption == Interruption::WorkersTold && one.role == Role::Worker => {
+                    one.order(Signal::KILL);
+                }
                 0 => one.order(Signal::TERM),
                 1 => one.order(Signal::KILL),
                 _ => {

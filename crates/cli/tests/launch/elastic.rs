@@ -310,11 +310,17 @@ fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
         )
     };
     let servers = ["-n", "2", "-s", "2"];
-    let kinds: &[&[&str]] =
-        if slurm::answers() { &[&["--launcher", "slurm"]] } else { &[&[], &["--elastic"], &["--launcher", "mpi"]] };
-    let ends = [("kill -STOP $$", "ended with signal"), ("exit 3", "ended with exit code 3")];
+    let kinds: &[&[&str]] = if slurm::answers() {
+        &[&["--launcher", "slurm"]]
+    } else {
+        &[&[], &["--elastic"], &["--hybrid"], &["--launcher", "mpi"]]
+    };
+    // Its own words arrive although nobody waits for it.
+    let fails = "echo last words >&2; exit 3";
+    let ends = [("kill -STOP $$", "ended with signal"), (fails, "ended with exit code 3")];
     let jobs = kinds.iter().flat_map(|kind| ends.map(|end| (*kind, end)));
-    let jobs = jobs.filter(|(kind, (end, _))| !kind.contains(&"mpi") || has_mpi() && end.contains("STOP"));
+    let jobs = jobs.filter(|(kind, _)| has_mpi() || !kind.contains(&"mpi") && !kind.contains(&"--hybrid"));
+    let jobs = jobs.filter(|(kind, (end, _))| !kind.contains(&"mpi") || end.contains("STOP"));
     let started = jobs.map(|(kind, (end, words))| {
         let folder = slurm::shared_folder();
         let mut command = launch(&[&servers, kind].concat());
@@ -329,6 +335,8 @@ fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
         assert_eq!(output.status.code(), Some(0), "{kind:?}: {text}");
         let is_said = text.contains(&format!("server 0 {words}")) && text.contains("when the workers were done");
         assert!(is_said || kind.contains(&"--launcher"), "{kind:?}: {text}");
+        let has_words = (0..2).all(|server| text.contains(&format!("[server {server}] last words")));
+        assert!(has_words || words.contains("signal"), "{kind:?}: {text}");
     }
 }
 

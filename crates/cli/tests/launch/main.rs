@@ -511,12 +511,39 @@ fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
     esac";
     let stays = folder.path().join("mpirun");
     script(folder.path(), "mpirun", "case $1 in --version) exec mpirun \"$@\" ;; esac\nmpirun \"$@\"\nexec sleep 1000");
+    // A server is said to have ended as it did.
+    let said = "server 0 ended with exit code 1; the other";
     for (of_worker, mpirun, code) in [("", "mpirun", 137), ("exit 0", stays.to_str().unwrap(), 0)] {
         let program = if of_worker.is_empty() { program } else { of_worker };
         let mut command = launch(&["-n", "2", "-s", "1", "--hybrid", "--", "sh", "-c", program]);
         command.arg(folder.path()).env("RINGPULL_SILENCE", "1").env("RINGPULL_MPIRUN", mpirun);
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{mpirun}: {output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr).contains(said), code != 0, "{mpirun}: {output:?}");
+    }
+}
+
+/// The words by which `mpirun` says that it ends a job mean nothing in the lines of ranks: neither that it
+/// hangs, nor which rank was lost.
+#[test]
+fn a_rank_that_prints_the_words_of_an_abort_ends_its_job_with_its_own_code() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let abort = "mpirun noticed that process rank 1 with PID 7 on node h exited on signal 9 (Killed).
+mpirun has exited, thus causing the job to be terminated.
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+Per user-direction, the job has been aborted.";
+    let fails = format!("echo '{abort}' >&2; [ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 0 ] || exec sleep 100; exit 5");
+    for options in [&["-n", "2"][..], &["-n", "2", "--elastic", "--max-restarts", "0"]] {
+        let mut command = launch(&[options, &["--", "sh", "-c", &fails]].concat());
+        let output = command.env("RINGPULL_SILENCE", "0.2").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{options:?}: {text}");
+        assert!(text.contains("[rank 0] Per user-direction, the job has been aborted."), "{options:?}: {text}");
+        assert!(!text.contains("cannot be reached") && !text.contains("does not end"), "{options:?}: {text}");
+        assert!(!text.contains("lost rank 1"), "{options:?}: {text}");
     }
 }
 

@@ -96,9 +96,10 @@ pub enum ExpectedEnd {
     GoesOn,
     /// With an error.
     Ends,
-    /// With one of these exit codes.
+    /// With one of these exit codes, or without them with any: a random fault, which may come before the program
+    /// has begun.
     #[serde(skip)]
-    Codes(Vec<i32>),
+    Codes(Option<Vec<i32>>),
 }
 
 /// An entry of a file of faults.

@@ -25,6 +25,7 @@ use ringpull_base::{Error, Result};
 use self::fault::{ExpectedEnd, Fault, FaultKind, USUAL};
 use self::job::{End, JobOutcome, Rehearsal};
 pub use self::said::JobReport;
+use self::shape::JobShape;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_harness::progress::Progress;
 use ringpull_harness::text::{format_seconds, grid};
@@ -90,7 +91,7 @@ pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> 
         if together {
             judged.expect = Some(ExpectedEnd::GoesOn);
         }
-        let wrong = wrong(&judged, rehearsal.shape.workers, &outcome);
+        let wrong = wrong(&judged, &rehearsal.shape, &outcome);
         rehearsed.jobs.push(FaultRow { fault: names, wrong, outcome });
     }
     Ok(rehearsed)
@@ -105,12 +106,13 @@ fn words_of(faults: &[Fault]) -> String {
 }
 
 /// Returns the wrong of the end of a job that met a fault.
-fn wrong(fault: &Fault, ranks: usize, outcome: &JobOutcome) -> Option<String> {
+fn wrong(fault: &Fault, shape: &JobShape, outcome: &JobOutcome) -> Option<String> {
     let ends_a_rank =
         matches!(fault.what, FaultKind::Kill(who) | FaultKind::Terminate(who, _) if who.role == Role::Worker);
     // A random fault may come before the program has begun, or when it is done.
     let is_random = matches!(fault.expect, Some(ExpectedEnd::Codes(_)));
-    let has_survivors = !is_random && !fault.what.is_from_the_start() && (ranks > 1 || !ends_a_rank);
+    let has_survivors = !is_random && !fault.what.is_from_the_start() && (shape.workers > 1 || !ends_a_rank);
+    let says_why = has_survivors && shape.may_say_why(&fault.what);
     let unexpected = |text: &str| Some(format!("expected that it {text}"));
     let code = match outcome.end {
         End::WentOn => Some(0),
@@ -120,13 +122,13 @@ fn wrong(fault: &Fault, ranks: usize, outcome: &JobOutcome) -> Option<String> {
     match (&outcome.end, &fault.expect) {
         (End::Hung, _) => Some("it did not end in its time".to_owned()),
         (End::Early(_), _) => Some("it ended before the fault: let it come earlier".to_owned()),
-        (_, Some(ExpectedEnd::Codes(codes))) if code.is_some_and(|code| !codes.contains(&code)) => {
+        (_, Some(ExpectedEnd::Codes(Some(codes)))) if code.is_some_and(|code| !codes.contains(&code)) => {
             let codes: BTreeSet<i32> = codes.iter().copied().collect();
             unexpected(&format!("ends with one of {codes:?}"))
         }
         (End::WentOn, Some(ExpectedEnd::Ends)) => unexpected("ends with an error"),
         (End::Ended(_), Some(ExpectedEnd::GoesOn)) => unexpected("goes on"),
-        (End::Ended(_), _) if outcome.said.ranks == 0 && has_survivors => Some("no rank said why".to_owned()),
+        (End::Ended(_), _) if outcome.said.ranks == 0 && says_why => Some("no rank said why".to_owned()),
         _ => match outcome.left {
             0 => outcome.harm.clone(),
             1 => Some("1 process is left".to_owned()),
@@ -179,5 +181,45 @@ impl RehearsalResult {
             text += &lines.join("\n");
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fault::{Member, Moment};
+    use super::*;
+
+    /// A job without a word of its ranks: `mpirun` has ended it if it has lost a connection of its own.
+    #[test]
+    fn ranks_have_to_say_why_their_job_ends_unless_their_mpirun_has_lost_a_connection() {
+        let outcome = JobOutcome {
+            end: End::Ended(143),
+            seconds: 1.0,
+            after_fault_s: Some(1.0),
+            step: None,
+            left: 0,
+            harm: None,
+            said: JobReport::default(),
+            log: "log".into(),
+        };
+        let ranks = JobShape { workers: 3, hosts: 2, ..JobShape::default() };
+        let servers = JobShape { servers: 1, ..ranks.clone() };
+        let hybrid = JobShape { is_hybrid: true, ..servers.clone() };
+        let silent = Some("no rank said why".to_owned());
+        for (what, expected) in [
+            (FaultKind::Reset(1), [None, silent.clone(), None]),
+            (FaultKind::Cut(1, None), [silent.clone(), silent.clone(), silent.clone()]),
+            (FaultKind::Kill(Member { role: Role::Worker, index: 0 }), [silent.clone(), silent.clone(), silent]),
+        ] {
+            let fault = Fault { what, at: Moment::Usual, expect: None };
+            let found = [&ranks, &servers, &hybrid].map(|shape| wrong(&fault, shape, &outcome));
+            assert_eq!(found, expected, "{fault}");
+        }
+        let limit = FaultKind::Limit(Member { role: Role::Scheduler, index: 0 }, Duration::ZERO);
+        let random = Fault { what: limit, at: Moment::Usual, expect: Some(ExpectedEnd::Codes(None)) };
+        assert_eq!(wrong(&random, &servers, &outcome), None, "the program may not have begun");
+        let left = JobOutcome { left: 2, ..outcome };
+        let fault = Fault { what: FaultKind::Reset(1), at: Moment::Usual, expect: None };
+        assert_eq!(wrong(&fault, &ranks, &left).as_deref(), Some("2 processes are left"));
     }
 }

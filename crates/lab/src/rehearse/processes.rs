@@ -1,6 +1,7 @@
 //! The processes of a rehearsed job, by the mark in their environment.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, test_kill_process};
 
@@ -85,11 +86,14 @@ pub(super) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, b
     Some((found.pid, !found.environment.contains("DMLC_ROLE=")))
 }
 
-/// Returns true if the process is this program, above a rank.
+/// Returns true if the process is this program, above a rank: the launcher puts the file that runs now there,
+/// whatever its name is.
 fn is_wrapper(pid: Pid) -> bool {
-    let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-    let mut words = words.split(|byte| *byte == 0);
-    words.next().is_some_and(|program| program.ends_with(b"ringpull")) && words.next() == Some(b"rank")
+    let file = |folder: &str| fs::metadata(format!("{folder}/exe")).ok().map(|file| (file.dev(), file.ino()));
+    let folder = format!("/proc/{}", pid.as_raw_pid());
+    let words = fs::read(format!("{folder}/cmdline")).unwrap_or_default();
+    let is_rank = words.split(|byte| *byte == 0).nth(1) == Some(b"rank");
+    is_rank && file(&folder).is_some_and(|program| Some(program) == file("/proc/self"))
 }
 
 /// Lets the process have no more address space than it has now, or as much as this program may have. The

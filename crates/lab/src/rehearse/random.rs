@@ -85,7 +85,7 @@ fn one(random: &mut RandomFaults, shape: &JobShape, silence: Duration, may_mount
         // A process that has no store yet is waited for, and then it is only late.
         codes.iter_mut().for_each(|codes| codes.extend(shape.codes(&what, false).into_iter().flatten()));
     }
-    Fault { what, at, expect: codes.map(ExpectedEnd::Codes) }
+    Fault { what, at, expect: Some(ExpectedEnd::Codes(codes)) }
 }
 
 #[cfg(test)]
@@ -106,5 +106,8 @@ mod tests {
         let members: BTreeSet<String> =
             of(7, true).iter().filter_map(|fault| fault.what.member()).map(|who| who.to_string()).collect();
         assert_eq!(members.len(), 6, "{members:?}");
+        // Of each it is known that it is random, also where any exit code will do.
+        let are_known = |codes: &Option<_>| matches!(codes, Some(ExpectedEnd::Codes(_)));
+        assert!(of(7, true).iter().all(|fault| are_known(&fault.expect)));
     }
 }

@@ -88,6 +88,12 @@ impl JobShape {
         }
     }
 
+    /// Returns true if ranks have the time to say why the job ends. `mpirun` ends a job at once when it has lost
+    /// a connection of its own.
+    pub fn may_say_why(&self, fault: &FaultKind) -> bool {
+        !self.has_ranks() || !matches!(fault, FaultKind::Reset(_))
+    }
+
     /// The exit code of the job when this process, as the first one, has ended with `code` in its middle.
     fn code_after(&self, who: Member, code: i32) -> i32 {
         if self.servers == 0 && self.least.is_some() {

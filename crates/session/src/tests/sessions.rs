@@ -436,13 +436,18 @@ fn connections_that_are_reset_again_and_again_lose_nothing_and_repeat_nothing() 
 
 /// Reads a prefix and what follows it. Returns the number of the frame.
 fn read_frame(from: &mut TcpStream) -> u64 {
+    read_numbers(from).unwrap().0
+}
+
+/// Reads a prefix and what follows it. Returns the number of the frame, and how many it confirms.
+fn read_numbers(from: &mut TcpStream) -> io::Result<(u64, u64)> {
     let mut prefix = [0; 24];
-    from.read_exact(&mut prefix).unwrap();
+    from.read_exact(&mut prefix)?;
     let len = |at: usize| u32::from_le_bytes(prefix[at..at + 4].try_into().unwrap()) as usize;
-    let number = u64::from_le_bytes(prefix[..8].try_into().unwrap());
+    let [number, confirmed] = [0, 8].map(|at| u64::from_le_bytes(prefix[at..at + 8].try_into().unwrap()));
     let rest = if number == GOODBYE { 0 } else { len(16) + len(20) };
-    from.read_exact(&mut vec![0; rest]).unwrap();
-    number
+    from.read_exact(&mut vec![0; rest])?;
+    Ok((number, confirmed))
 }
 
 /// A prefix without a frame: a confirmation or a goodbye.
@@ -492,6 +497,122 @@ fn close_counts_the_frames_that_nobody_has_confirmed() {
         }
         assert_eq!(listener.0.close(if is_closed { Duration::from_secs(60) } else { RESUME }), 2);
     }
+}
+
+/// The listener is in the middle of frames that the peer has not read when that says goodbye.
+#[test]
+fn a_goodbye_that_meets_a_half_written_frame_is_answered_behind_it() {
+    for is_closing in [false, true] {
+        let bell = Bell::default();
+        let socket = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = socket.local_addr().unwrap();
+        // It reads, however much it has to write.
+        let settings = Settings { limits: Limits { unwritten_bytes: usize::MAX, ..LIMITS }, ..SETTINGS };
+        let door = Door { name: "the server".to_owned(), secret: None, admits: Box::new(|_| true), most: 1, settings };
+        let listener = Endpoint::listen(vec![socket], door, Arc::clone(&bell) as Arc<dyn Sink>).unwrap();
+        let (mut far, admitted) = connect(address, FIRST);
+        assert_eq!(admitted.unwrap(), 0);
+        let session = until(&bell, || listener.session(b"node"));
+        // More than the system takes. It has begun when the first byte is there.
+        for size in [64 << 20, 1] {
+            assert!(session.send(Frame { header: Vec::new(), payload: vec![1; size].into() }));
+        }
+        while far.peek(&mut [0]).unwrap() == 0 {}
+        let mut listener = Some(listener);
+        let closing = listener.take_if(|_| is_closing);
+        let closing = closing.map(|listener| std::thread::spawn(move || listener.close(Duration::from_secs(3600))));
+        far.write_all(&[prefix(1, 0), prefix(GOODBYE, 0)].concat()).unwrap();
+        if closing.is_none() {
+            assert!(is_gone(&until(&bell, || bell.event())), "the process knows it at once");
+            assert!(!session.send(frame(1)), "nobody wants it");
+        }
+        // What it still had the peer did not want.
+        assert_eq!([(); 2].map(|()| read_numbers(&mut far).unwrap()), [(1, 0), (GOODBYE, 1)]);
+        assert_eq!(far.read(&mut [0]).unwrap(), 0, "nothing follows");
+        assert_eq!(closing.map(|closing| closing.join().unwrap()).unwrap_or_default(), 0);
+    }
+}
+
+/// What was sent has arrived, whatever the other end was in the middle of.
+#[test]
+fn close_counts_no_frame_that_has_arrived_at_a_peer_that_is_writing() {
+    for _ in 0..20 {
+        let (bell, server_bell) = (Bell::default(), Bell::default());
+        let (listener, address) = listener(None, &server_bell);
+        let connection = TestClient::open(target(address, b"node 1", None), &bell);
+        connection.send(frame(0));
+        until(&server_bell, || listener.receive());
+        for number in 1..20 {
+            listener.send(b"node 1", Frame { header: Vec::new(), payload: vec![1; 3 << 20].into() });
+            connection.send(frame(number));
+        }
+        assert_eq!(connection.0.close(Duration::from_secs(3600)), 0, "all have arrived");
+        (1..20).for_each(|number| assert!(same(until(&server_bell, || listener.receive()).1) == frame(number)));
+    }
+}
+
+/// A peer that is lost without a word: its process has ended, so its port is closed.
+#[test]
+fn close_ends_when_the_peer_is_known_to_be_gone_and_not_at_its_limit() {
+    let (bell, server_bell) = (Bell::default(), Bell::default());
+    let (listener, address) = listener(None, &server_bell);
+    let network = Network::new(address);
+    let connection = TestClient::open(target(network.address, b"node 1", None), &bell);
+    exchange(&listener, &server_bell, &connection, &bell, 1);
+    let far = listener.0.session(b"node 1").unwrap();
+    until(&bell, || (far.kept_bytes() == 0 && connection.1.kept_bytes() == 0).then_some(()));
+    drop(network);
+    (0..3).for_each(|number| assert!(connection.send(frame(number))));
+    assert!(far.send(frame(1)));
+    let (sender, ends) = std::sync::mpsc::channel();
+    for endpoint in [listener.0, connection.0] {
+        let sender = sender.clone();
+        std::thread::spawn(move || sender.send(endpoint.close(Duration::from_secs(3600))));
+    }
+    // This limit ends a hang.
+    for _ in 0..2 {
+        ends.recv_timeout(Duration::from_secs(100)).expect("it ends long before the hour");
+    }
+}
+
+/// The thread fails when there is room for what the process wants to send.
+struct HasNoRoom(Bell);
+
+impl Sink for HasNoRoom {
+    fn frame(&self, from: &Arc<Session>, frame: Frame<Vec<u8>>) {
+        Sink::frame(&*self.0, from, frame);
+    }
+
+    fn event(&self, of: &Arc<Session>, event: Event) {
+        Sink::event(&*self.0, of, event);
+    }
+
+    fn failed(&self, error: Error) {
+        self.0.failed(error);
+    }
+
+    fn has_room(&self) {
+        panic!("room that nobody can use (this test wants it)");
+    }
+}
+
+#[test]
+fn close_counts_the_frames_of_a_thread_that_fails_meanwhile() {
+    let bell = Bell::default();
+    let socket = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let door =
+        Door { name: "the server".to_owned(), secret: None, admits: Box::new(|_| true), most: 1, settings: SETTINGS };
+    let listener = Endpoint::listen(vec![socket], door, Arc::new(HasNoRoom(Arc::clone(&bell)))).unwrap();
+    let (mut far, admitted) = connect(address, FIRST);
+    assert_eq!(admitted.unwrap(), 0);
+    let session = until(&bell, || listener.session(b"node"));
+    (0..3).for_each(|number| assert!(session.send(frame(number))));
+    while read_frame(&mut far) != 3 {}
+    // Next comes the goodbye.
+    assert!(!session.has_room(0));
+    assert_eq!(listener.close(Duration::from_secs(3600)), 3);
+    assert!(matches!(until(&bell, || bell.event()), Event::Refused(_)), "it was the process that closed");
 }
 
 /// Reads what comes, and panics at a frame.
