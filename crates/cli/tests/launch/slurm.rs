@@ -197,6 +197,16 @@ fn ranks_of_srun_need_the_plugin_of_their_mpi() {
     }
     let (code, text) = srun("--mpi=pmix");
     assert!(code == Some(0) && text.contains("every sum was checked"), "{code:?} {text}");
+
+    let wheel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.deps/openmpi5");
+    if !wheel.exists() {
+        return println!("skipped: Open MPI 5 under Slurm: scripts/setup --openmpi5");
+    }
+    // It has neither munge, which Slurm offers, nor the help file that says so.
+    let mut command = launch(&[&["-n", "2", "--launcher", "slurm", "--"], &BENCH[..]].concat());
+    command.env("RINGPULL_MPIRUN", wheel.join("bin/mpirun")).env("RINGPULL_MPI", wheel.join("lib"));
+    let (code, text) = run_in(folder.path(), command.env("RINGPULL_TIMEOUT", "30"));
+    assert!(code == Some(0) && text.contains("every sum was checked") && !text.contains("Sorry!"), "{code:?} {text}");
 }
 
 /// Submits a job of each kind with these options of `sbatch`, and waits for both; their exit codes and output.
