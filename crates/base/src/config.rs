@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use self::alike::{AlikeValue, AlikeValues, check_alike};
-pub use self::identity::{Identity, identity, missing_process_manager, process_manager};
+pub use self::identity::{Identity, identity, missing_process_manager, process_manager, security_mode};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
 use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto};
 pub use self::variables::{is_in_environment, misspelt_variables, text};

@@ -180,15 +180,22 @@ pub(super) fn set_parameters(eager_bytes: Option<usize>) {
         // A profile of system calls forbids it. Open MPI 4 tries it for each message, with a line on stderr.
         set_parameter("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
     }
+    if let Some((name, value)) = config::security_mode(&library_name()) {
+        set_variable(name, value);
+    }
 }
 
 /// Sets a parameter that the user has not set, before the library is initialised.
 pub(super) fn set_parameter(name: &str, value: &str) {
     if config::text(name).is_none() {
-        // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine,
-        // while the caller waits for it.
-        unsafe { std::env::set_var(name, value) };
+        set_variable(name, value);
     }
+}
+
+fn set_variable(name: &str, value: &str) {
+    // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine, while the
+    // caller waits for it.
+    unsafe { std::env::set_var(name, value) };
 }
 
 #[cfg(test)]

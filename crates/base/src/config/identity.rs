@@ -55,6 +55,20 @@ pub fn process_manager(library: &str) -> &'static str {
     if library.starts_with("Open MPI") { "pmix" } else { "pmi2" }
 }
 
+/// The variable with the ways in which a rank may prove its user to `srun`, and the value that the library named
+/// `library` needs; `None` if it needs no other.
+///
+/// Slurm lists `munge` first. An Open MPI 5 of a wheel has none, and prints a block about that.
+pub fn security_mode(library: &str) -> Option<(&'static str, &'static str)> {
+    security_mode_in(library, text)
+}
+
+fn security_mode_in(library: &str, text: impl Fn(&str) -> Option<String>) -> Option<(&'static str, &'static str)> {
+    let name = "PMIX_SECURITY_MODE";
+    let is_replaced = library.starts_with("Open MPI 5") && text(name).as_deref() == Some("munge,native");
+    is_replaced.then_some((name, "native"))
+}
+
 /// `socket` says which socket a descriptor is, if it is one.
 fn of_variables(
     library: &str,
@@ -106,6 +120,18 @@ mod tests {
         // A child that has lost the connection is no rank either.
         let lost = of("MPICH 4.0.2", &[("PMI_FD", "7"), ("PMI_RANK", "1")]).unwrap();
         assert_eq!((lost.name, &*lost.rank), (None, "1"));
+    }
+
+    #[test]
+    fn an_open_mpi_of_a_wheel_proves_its_user_without_munge_if_it_may() {
+        for (library, mode, expected) in [
+            ("Open MPI 5.0.11", Some("munge,native"), Some(("PMIX_SECURITY_MODE", "native"))),
+            ("Open MPI 5.0.11", Some("munge"), None),
+            ("Open MPI 5.0.11", None, None),
+            ("Open MPI 4.1.4", Some("munge,native"), None),
+        ] {
+            assert_eq!(security_mode_in(library, |_| mode.map(str::to_owned)), expected, "{library} {mode:?}");
+        }
     }
 
     #[test]

@@ -310,6 +310,12 @@ impl Network {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
+        // SIGHUP, for names that are published, would end it before.
+        until("the server of names takes SIGHUP", || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", names.id())).unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+            u64::from_str_radix(caught, 16).unwrap() & 1 == 1
+        });
         let network = Network { folder, prefix, spaces: vec![switch.clone()], names, starts: 0 };
         let folder = network.folder.path();
         run(

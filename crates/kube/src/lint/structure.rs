@@ -294,7 +294,9 @@ fn scheduling(job: &MpiJobSpec, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.schedulingPolicy");
     let least = policy.get("minAvailable");
     let all = job.worker_pods().saturating_add(1);
-    if policy.is_there() && job.waits_for_workers && least.number().unwrap_or(all) >= all {
+    // A launcher of a job that begins suspended waits for no worker, and Kueue reads the policy's priority.
+    let waits = job.waits_for_workers && !job.begins_suspended();
+    if policy.is_there() && waits && least.number().unwrap_or(all) >= all {
         findings.add(
             "gang-deadlock",
             &least,
