@@ -249,7 +249,7 @@ impl HostStep for NodeStep {
         let NodeOperation { node, lane, meeting, .. } = &*self.operation;
         let meeting = meeting.get();
         if self.wait.as_ref().is_none_or(|(before, _)| *before != meeting) {
-            self.wait = Some((meeting, WindowWait::new()));
+            self.wait = Some((meeting, WindowWait::begin()));
         }
         let (_, wait) = self.wait.as_mut().expect("it was set");
         wait.wait(&node.window, self.rings, lane.get().zip(meeting), limit).map_err(|absence| Error::PeerLost {

@@ -129,18 +129,17 @@ impl Communicator {
     ) -> BegunOperation {
         let rank = self.rank();
         let node = self.placement.node.as_ref();
-        let steps = match node.filter(|_| self.placement.is_one_host()) {
-            Some(node) => vec![Step::Host(node.allreduce(arithmetic, &mut data, stamp))],
-            None => {
-                let hosts = Hosts {
-                    ranks: &self.placement.hosts,
-                    racks: self.placement.racks.as_ref(),
-                    model: &self.learned.model,
-                    links: self.learned.links.as_ref(),
-                    segments: self.cuts,
-                };
-                hierarchy::allreduce((hosts, node), (rank, &mut self.schedules), arithmetic, &mut data, stamp)
-            }
+        let steps = if let Some(node) = node.filter(|_| self.placement.is_one_host()) {
+            vec![Step::Host(node.allreduce(arithmetic, &mut data, stamp))]
+        } else {
+            let hosts = Hosts {
+                ranks: &self.placement.hosts,
+                racks: self.placement.racks.as_ref(),
+                model: &self.learned.model,
+                links: self.learned.links.as_ref(),
+                segments: self.cuts,
+            };
+            hierarchy::allreduce((hosts, node), (rank, &mut self.schedules), arithmetic, &mut data, stamp)
         };
         BegunOperation::UnderWay(self.executor.runner.begin_program(steps, data, stamp, priority))
     }

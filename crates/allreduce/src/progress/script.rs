@@ -111,7 +111,7 @@ impl<T> Script<T> {
         W: Future<Output = Result<T>> + Send + 'static,
     {
         let exchange = Arc::new(Mutex::new(Exchange::Nothing));
-        let (rank, size, model) = (comm.rank(), comm.size(), comm.learned().model.clone());
+        let (rank, size, model) = (comm.rank(), comm.size(), comm.learned().model);
         let collectives = Collectives { rank, size, model, passage, exchange: Arc::clone(&exchange) };
         Script { work: Box::pin(work(collectives)), exchange }
     }

@@ -216,8 +216,11 @@ impl Window {
     }
 
     fn tenancies(&self) -> Tenancies<'_, AtomicU32> {
-        // SAFETY: aligned, within the region, and never touched but as these atomic numbers.
-        let all = |offset| unsafe { std::slice::from_raw_parts(self.at(offset).cast::<AtomicU32>(), LANES) };
+        #[allow(clippy::cast_ptr_alignment, reason = "every such offset is that of a line of the cache")]
+        let all = |offset| {
+            // SAFETY: aligned, within the region, and never touched but as these atomic numbers.
+            unsafe { std::slice::from_raw_parts(self.at(offset).cast::<AtomicU32>(), LANES) }
+        };
         Tenancies { lock: self.number(LOCK), stamps: all(STAMPS), epochs: all(EPOCHS) }
     }
 
@@ -346,7 +349,7 @@ pub struct WindowWait {
 
 impl WindowWait {
     /// A wait that begins now.
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         WindowWait { awake: Awake::new(AWAKE), looked: Instant::now(), waited: Duration::ZERO, activity: None }
     }
 
@@ -405,7 +408,7 @@ mod tests {
     /// Comes to the next meeting of a lane and waits for it.
     fn meet(window: &Window, lane: usize, limit: Duration) -> Result<(), Absence> {
         let Some(meeting) = window.lane(lane).come() else { return Ok(()) };
-        let mut wait = WindowWait::new();
+        let mut wait = WindowWait::begin();
         loop {
             let rings = window.rings();
             if window.lane(lane).has_met(meeting) {
@@ -422,7 +425,7 @@ mod tests {
                 scope.spawn(move || {
                     let mut entered = [0; LANES];
                     for round in 0..200u64 {
-                        let mut wait = WindowWait::new();
+                        let mut wait = WindowWait::begin();
                         let lane = loop {
                             let rings = window.rings();
                             match window.enter(round as u32 / 3, &mut entered) {
