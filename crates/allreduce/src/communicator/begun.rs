@@ -17,7 +17,7 @@ use crate::communicator::node::Node;
 use crate::communicator::placement::Placement;
 use crate::communicator::schedules::Sum;
 use crate::communicator::two_buffers::{BlockExchange, ReduceScatterEnd};
-use crate::interpreter::{HostStep, Memory, Step, Ticket};
+use crate::interpreter::{HostStep, Memory, ProgramStep, Ticket};
 use crate::transport::{BlockCollective, Stamp};
 
 /// The ranks of the job that take part, in their order; `None` for all.
@@ -74,7 +74,7 @@ impl Communicator {
         work: impl FnOnce(&Rc<Node>, &mut Memory, Stamp) -> Box<dyn HostStep>,
     ) -> BegunOperation {
         let node = self.placement.node.as_ref().expect("ranks that share memory have a window");
-        let step = Step::Host(work(node, &mut memory, stamp));
+        let step = ProgramStep::Host(work(node, &mut memory, stamp));
         BegunOperation::UnderWay(self.executor.runner.begin_program(vec![step], memory, stamp, priority))
     }
 

@@ -19,7 +19,7 @@ use ringpull_plan::{Links, Model, Parts, Schedule, Segments};
 use super::node::Node;
 use super::racks::Racks;
 use super::schedules::{Schedules, Sum};
-use crate::interpreter::{Memory, Step};
+use crate::interpreter::{Memory, ProgramStep};
 use crate::transport::Stamp;
 
 /// The shortest share for which one more leader is worth its messages.
@@ -50,7 +50,7 @@ pub(super) fn allreduce(
     arithmetic: Arithmetic,
     data: &mut Memory,
     stamp: Stamp,
-) -> Vec<Step> {
+) -> Vec<ProgramStep> {
     let (element, len_bytes) = (arithmetic.1.size_bytes(), data.bytes().len());
     let leaders = leaders(hosts.ranks, len_bytes);
     let shares = Parts::even(len_bytes / element, leaders);
@@ -59,10 +59,10 @@ pub(super) fn allreduce(
     let leader = node.map_or(0, |node| node.local_rank());
     let between = (leader < leaders).then(|| {
         let share = bounds.range(leader..leader + 1);
-        Step::Plan(between_hosts(hosts, leader, (rank, schedules), arithmetic, share.len()), share)
+        ProgramStep::Plan(between_hosts(hosts, leader, (rank, schedules), arithmetic, share.len()), share)
     });
-    let first = node.map(|node| Step::Host(node.reduce_scatter(arithmetic, data, bounds.clone(), stamp)));
-    let last = node.map(|node| Step::Host(node.allgather(data, bounds, stamp)));
+    let first = node.map(|node| ProgramStep::Host(node.reduce_scatter(arithmetic, data, bounds.clone(), stamp)));
+    let last = node.map(|node| ProgramStep::Host(node.allgather(data, bounds, stamp)));
     [first, between, last].into_iter().flatten().collect()
 }
 

@@ -11,7 +11,7 @@ use crate::communicator::Communicator;
 use crate::communicator::begun::BegunOperation;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::schedules::Sum;
-use crate::interpreter::{Memory, Step};
+use crate::interpreter::{Memory, ProgramStep};
 use crate::transport::Stamp;
 use crate::transport::window::MOST_UNDER_WAY;
 
@@ -130,7 +130,7 @@ impl Communicator {
         let rank = self.rank();
         let node = self.placement.node.as_ref();
         let steps = if let Some(node) = node.filter(|_| self.placement.is_one_host()) {
-            vec![Step::Host(node.allreduce(arithmetic, &mut data, stamp))]
+            vec![ProgramStep::Host(node.allreduce(arithmetic, &mut data, stamp))]
         } else {
             let hosts = Hosts {
                 ranks: &self.placement.hosts,

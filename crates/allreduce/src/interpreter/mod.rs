@@ -24,7 +24,7 @@ pub use endpoint::Endpoint;
 pub use flight::Ticket;
 pub use halfway::PartUpdate;
 pub use memory::Memory;
-pub use program::{HostStep, Step, StepProgress};
+pub use program::{HostStep, ProgramStep, StepProgress};
 pub use ringpull_plan::{Action, Message};
 pub use run::Runner;
 pub use scratch::Scratch;

@@ -39,7 +39,7 @@ pub enum StepProgress {
 }
 
 /// A step of a program.
-pub enum Step {
+pub enum ProgramStep {
     /// In memory that the ranks of a host share.
     Host(Box<dyn HostStep>),
     /// By messages, on a range of the memory.
@@ -52,7 +52,7 @@ pub(super) struct Program {
     pub(super) stamp: Stamp,
     pub(super) priority: i32,
     /// The steps that are left.
-    pub(super) steps: VecDeque<Step>,
+    pub(super) steps: VecDeque<ProgramStep>,
     /// The flight of the first of them, if it is by messages and has begun.
     pub(super) flight: Option<Ticket>,
     /// The memory, which outlives the steps.
@@ -63,14 +63,15 @@ impl Program {
     /// The step in shared memory that it is at.
     pub(super) fn host_step(&mut self) -> Option<&mut dyn HostStep> {
         match self.steps.front_mut() {
-            Some(Step::Host(step)) => Some(step.as_mut()),
+            Some(ProgramStep::Host(step)) => Some(step.as_mut()),
             _ => None,
         }
     }
 
     /// Lets the ranks that wait for this one in a later step know that messages have moved.
     pub(super) fn beat(&self) {
-        let waiting = self.steps.iter().find_map(|step| if let Step::Host(step) = step { Some(step) } else { None });
+        let waiting =
+            self.steps.iter().find_map(|step| if let ProgramStep::Host(step) = step { Some(step) } else { None });
         if let (Some(_), Some(step)) = (self.flight, waiting) {
             step.beat();
         }

@@ -35,7 +35,7 @@ use crate::interpreter::flight::{Flight, FlightMemory, HostMemory, Ticket};
 use crate::interpreter::halfway::{HalfwayUpdate, PartUpdate};
 use crate::interpreter::idle::IdleWait;
 use crate::interpreter::memory::Memory;
-use crate::interpreter::program::{Program, Step, StepProgress};
+use crate::interpreter::program::{Program, ProgramStep, StepProgress};
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{PostedMessage, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
@@ -169,7 +169,7 @@ impl Runner {
     }
 
     /// Begins to execute `steps` on `memory`, one after another, and gives it back when all are done.
-    pub fn begin_program(&mut self, steps: Vec<Step>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
+    pub fn begin_program(&mut self, steps: Vec<ProgramStep>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         let (ticket, steps) = (self.begun, steps.into());
         let at = self.programs.partition_point(|program| program.priority >= priority);
@@ -338,13 +338,13 @@ impl Runner {
                     self.finished.push((ticket, memory));
                     self.changed = true;
                 }
-                Some(Step::Host(step)) => match step.poll()? {
+                Some(ProgramStep::Host(step)) => match step.poll()? {
                     StepProgress::Waits => at += 1,
                     StepProgress::Moved => self.changed = true,
                     StepProgress::Ended => drop(steps.pop_front()),
                 },
-                Some(Step::Plan(..)) if flight.is_some() => at += 1,
-                Some(Step::Plan(schedule, range)) => {
+                Some(ProgramStep::Plan(..)) if flight.is_some() => at += 1,
+                Some(ProgramStep::Plan(schedule, range)) => {
                     assert_eq!(schedule.len_bytes, range.len(), "a schedule runs on a buffer of its own length");
                     assert!(range.end <= memory.bytes().len(), "a range lies in its memory");
                     let base = memory.start().wrapping_add(range.start);

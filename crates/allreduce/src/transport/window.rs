@@ -96,12 +96,12 @@ pub struct Window {
     region: Region,
     local_rank: usize,
     local_size: usize,
-    layout: Layout,
+    layout: WindowLayout,
 }
 
 /// The offsets of a window of a number of local ranks; those from `short` on are within a lane.
 #[derive(Clone, Copy)]
-struct Layout {
+struct WindowLayout {
     lanes: usize,
     short: usize,
     slots: usize,
@@ -111,7 +111,7 @@ struct Layout {
     lane_bytes: [usize; 2],
 }
 
-impl Layout {
+impl WindowLayout {
     fn of(local_size: usize) -> Self {
         let slot_bytes = slot_bytes(local_size);
         let lanes = (BEATS + local_size * LINE_BYTES).next_multiple_of(PAGE_BYTES);
@@ -120,7 +120,7 @@ impl Layout {
         let all_slots = |slot_bytes| 2 * (local_size + 1) * slot_bytes;
         // The more ranks, the longer a window, though not its slots: it may be made for more than there are.
         let lane_bytes = [all_slots(slot_bytes).max(ALL_SLOTS_BYTES), all_slots(SHORTER_SLOT_BYTES)];
-        Layout { lanes, short, slots, slot_bytes, lane_bytes: lane_bytes.map(|bytes| slots + bytes) }
+        WindowLayout { lanes, short, slots, slot_bytes, lane_bytes: lane_bytes.map(|bytes| slots + bytes) }
     }
 
     /// The offset of a lane, and the bytes of its slots.
@@ -144,13 +144,13 @@ fn slot_bytes(local_size: usize) -> usize {
 impl Window {
     /// A new window with room for `local_size` ranks.
     pub fn create(local_size: usize) -> io::Result<Region> {
-        Region::create(Layout::of(local_size).len_bytes())
+        Region::create(WindowLayout::of(local_size).len_bytes())
     }
 
     /// The view from `local_rank` of a window that was created for `local_size` or more ranks.
     pub fn over(region: Region, local_rank: usize, local_size: usize) -> io::Result<Self> {
         assert!(local_rank < local_size, "local rank {local_rank} of {local_size}");
-        let layout = Layout::of(local_size);
+        let layout = WindowLayout::of(local_size);
         if region.len_bytes() < layout.len_bytes() {
             return Err(io::Error::other("the window is too small"));
         }
