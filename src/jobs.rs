@@ -1,5 +1,5 @@
-//! The jobs that `dist_sync_mpi` gives its engine: init, dense pushes as they are and compressed, row-sparse
-//! pushes.
+//! The jobs that `dist_sync_mpi` gives its engine: init, dense pushes (uncompressed and compressed) and
+//! row-sparse pushes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,11 +18,12 @@ use crate::sum_rows::sum_rows;
 use crate::update::{ShardStep, Update, Updates};
 use crate::{Contribution, Entry, MergedRows, SavedStates};
 
-/// Rank 0's value becomes everybody's.
+/// The job of `init`: every rank gets rank 0's value.
 pub(super) struct Init {
     slot: Arc<Slot>,
     value: Arc<Buffer>,
-    /// This rank's value, in a job in which it may become everybody's when rank 0 is lost.
+    /// This rank's value, in a job that goes on without lost ranks: if rank 0 is lost, all ranks may get this
+    /// value.
     own: Option<Arc<Buffer>>,
     is_begun: bool,
     is_sent: bool,
@@ -45,7 +46,7 @@ impl Job for Init {
             return Ok(None);
         }
         self.slot.begin_once(&mut self.is_begun);
-        // Rank 0's may be the caller's tensor, which is only read.
+        // On rank 0 the value may be the caller's tensor, which is only read.
         let data = if comm.rank() == 0 {
             Memory::Shared(Arc::clone(&self.value))
         } else {
@@ -85,12 +86,11 @@ impl Job for Init {
     }
 }
 
-/// A dense gradient on its way: summed in an output if there is one, so that nothing is copied that need not
-/// be.
+/// The push of a dense gradient. The gradient is summed in an output if there is one, which saves a copy.
 pub(super) struct Push {
     slot: Arc<Slot>,
     gradient: Option<Contribution>,
-    /// The value that a sharded update has begun with.
+    /// The key's value when a sharded update began.
     old: Option<Arc<Buffer>>,
     place: Place,
     outs: Vec<TensorMut>,
@@ -98,22 +98,22 @@ pub(super) struct Push {
     updates: Arc<Updates>,
     priority: i32,
     keeps: bool,
-    /// True if it can be done again, in a job that goes on without lost ranks. Nothing that the store has is
-    /// changed before the sum is there. The sum is made in memory of its own, beside the gradient, because
-    /// MPI may still write into the memory of a sum that was given up.
+    /// True if the push can be repeated, in a job that goes on without lost ranks. The store changes nothing
+    /// before the sum is there. The sum has memory of its own beside the gradient, because MPI may still
+    /// write into the memory of a sum that was given up.
     is_elastic: bool,
     is_begun: bool,
 }
 
 /// The place of the sum.
 enum Place {
-    /// Nowhere yet.
+    /// The sum has no place yet.
     Open,
-    /// In an output.
+    /// The output with this index.
     Output(usize),
-    /// In memory of the store's own.
+    /// Memory of the store's own.
     Own(Buffer),
-    /// At the transport, in that output or in the store's own memory.
+    /// Memory that is lent to the transport: the output with this index, or the store's own.
     Lent(Option<usize>),
 }
 
@@ -139,7 +139,7 @@ impl Push {
         Push { slot, gradient, old, place, outs, update, updates, priority, keeps, is_elastic, is_begun }
     }
 
-    /// Returns true if the key has a value afterwards.
+    /// Returns true if the key has a value after the push.
     pub(super) fn keeps(&self) -> bool {
         self.keeps
     }
@@ -175,15 +175,15 @@ impl Push {
         }
     }
 
-    /// Copies the gradient for one sum of several.
+    /// Copies the gradient, which stays for another sum after a loss.
     fn copy(&mut self) -> Buffer {
         let gradient = self.gradient.as_mut().expect("a gradient is kept until its sum is done");
         gradient.take_over();
         Buffer::copy_of(gradient.bytes(&self.outs))
     }
 
-    /// Keeps the memory of an overwritten value for the copy that a sum in foreign memory will need; any
-    /// other may share it.
+    /// Keeps the memory of an overwritten value for the copy of a sum in foreign memory. A sum in memory of
+    /// ours needs no copy: the key's value shares that memory.
     fn recycle(&self, old: Option<Arc<Buffer>>, index: usize) {
         if self.keeps
             && self.outs[index].is_foreign()
@@ -193,7 +193,8 @@ impl Push {
         }
     }
 
-    /// The sum in that output as the key's value: shared with it, or a copy of foreign memory.
+    /// The key's value, which is the sum in an output. It shares the output's memory, or is a copy if that
+    /// memory is foreign.
     fn kept(&self, index: usize) -> Arc<Buffer> {
         let out = &self.outs[index];
         match if out.is_foreign() { self.slot.take_scratch() } else { None } {
@@ -301,11 +302,11 @@ impl Job for Push {
     }
 }
 
-/// A row-sparse gradient on its way: every rank gets the sum of all ranks' rows.
+/// The push of a row-sparse gradient. Every rank gets the sum of all ranks' rows.
 pub(super) struct PushRows {
     slot: Arc<Slot>,
     gradient: MergedRows,
-    /// The value that a sharded optimizer has made.
+    /// The script that makes the sum, while it is under way.
     script: Option<Script<RowSum>>,
     sum: Option<RowSum>,
     update: Update,
@@ -315,7 +316,7 @@ pub(super) struct PushRows {
     is_begun: bool,
 }
 
-/// The rows of all ranks, and the value that a sharded optimizer has made of them.
+/// The sum of all ranks' rows, and the value that a sharded optimizer has made of it.
 struct RowSum {
     rows: MergedRows,
     value: Option<Arc<Buffer>>,
@@ -352,7 +353,7 @@ impl PushRows {
     }
 }
 
-/// This rank's step of the rows of a key, and then those of all ranks. Collective.
+/// Updates this rank's part of the rows, and gathers the parts of all ranks into `value`. Collective.
 async fn shard_rows(
     all: &Collectives,
     (updates, optimizer): (&Updates, &Arc<Optimizer>),
@@ -362,8 +363,7 @@ async fn shard_rows(
 ) -> Result<()> {
     let (row_bytes, parts) = (entry.row_bytes(), parts_of(entry, all.size));
     let part = |rank: usize| parts.range(rank..rank + 1);
-    // What a rank owns of the rows, each piece with its place in the key and its row among those of
-    // `gradient`.
+    // The pieces of the rows that a rank owns, each with its place in the key and its offset in `gradient`.
     let pieces = |rank: usize| {
         let (part, ids) = (part(rank), gradient.ids.iter().enumerate());
         ids.filter_map(move |(at, id)| {
@@ -397,7 +397,7 @@ pub(super) fn parts_of(entry: &Entry, ranks: usize) -> Parts {
     Parts::of((0..=ranks).map(|rank| parts.range(0..rank).end * element).collect())
 }
 
-/// Every rank's part of the states of these keys, made whole in `states`. Collective.
+/// Gathers every rank's part of the optimizer states of these keys into `states`. Collective.
 pub(super) fn join_shards(
     comm: &mut Communicator,
     stamp: u32,
@@ -497,15 +497,15 @@ fn rows_of_bytes(bytes: &[u8]) -> Result<MergedRows> {
     Ok(MergedRows { ids, rows: Arc::new(Buffer::copy_of(rows)) })
 }
 
-/// A dense gradient that travels compressed. The sum is decoded into an output if there is one.
+/// The push of a compressed dense gradient. The sum is decoded into an output if there is one.
 pub(super) struct CompressedPush {
     slot: Arc<Slot>,
-    /// The gradient, until it travels.
+    /// The gradient, until it is sent.
     gradient: Option<Contribution>,
-    /// The memory of the sum: an output of this index, or the store's own.
+    /// The memory of the sum: the output with the number `index`, or the store's own if that is `None`.
     out: Memory,
     index: Option<usize>,
-    /// The codes of all ranks that have come, if their sum is not made on the way.
+    /// The codes of all ranks, if the transport gathers them without adding them.
     codes: Option<Buffer>,
     stage: CodedStage,
     /// The sum, or the value that a sharded optimizer has made of it.
@@ -518,7 +518,7 @@ pub(super) struct CompressedPush {
     coding: Coding,
     priority: i32,
     is_begun: bool,
-    /// What another sum after a loss needs, in a job that goes on without lost ranks.
+    /// The data for another sum after a loss, in a job that goes on without lost ranks.
     retry: Option<Retry>,
 }
 
@@ -531,7 +531,8 @@ enum CodedStage {
     Done,
 }
 
-/// The gradient of a push that may be repeated, and the feedback before it; none before it has begun.
+/// The gradient of a push that may be repeated, and the residuals before it. `None` before the push has
+/// begun.
 #[derive(Default)]
 struct Retry(Option<(Arc<Buffer>, Feedback)>);
 
@@ -564,7 +565,8 @@ impl CompressedPush {
         }
     }
 
-    /// Returns the gradient, nothing if it stands in the memory of the sum, and that memory.
+    /// Returns the gradient and the memory of the sum. The first is `Memory::Nothing` if the gradient stands
+    /// in the second.
     fn lend(&mut self, own: Range<usize>) -> Result<(Memory, Memory)> {
         if let Some(Retry(kept)) = &mut self.retry {
             self.slot.begin_once(&mut self.is_begun);
@@ -578,7 +580,8 @@ impl CompressedPush {
                 (Arc::new(gradient), feedback.clone())
             });
             *feedback = before.clone();
-            // Beside the gradient: the transport may still write into memory that was given up.
+            // The sum gets memory beside the gradient, since the transport may still write into the memory of
+            // an earlier sum.
             return Ok((
                 Memory::Shared(Arc::clone(gradient)),
                 Memory::Own(Buffer::zeroed(self.slot.entry.len_bytes())),
@@ -616,7 +619,7 @@ impl CompressedPush {
         }
     }
 
-    /// Keeps the sum, which is in the memory that was lent.
+    /// Takes the sum out of the memory that was lent.
     fn settle(&mut self) {
         self.stage = CodedStage::Done;
         self.sum = Some(match (std::mem::take(&mut self.out), self.index) {
@@ -700,8 +703,12 @@ impl Job for CompressedPush {
     }
 
     fn again(&mut self) -> bool {
+        if self.retry.is_none() {
+            // An output that it has is failed with it.
+            return false;
+        }
         (self.sum, self.codes, self.stage, self.out) = (None, None, CodedStage::Open, Memory::Nothing);
-        self.retry.is_some()
+        true
     }
 
     fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {

@@ -37,8 +37,8 @@ def should_stop(wants: bool = False) -> bool:
 def stop_on(*signals: int) -> None:
     """Lets these signals, such as ``signal.SIGTERM``, make :func:`should_stop` return True.
 
-    A signal then no longer ends the process. A handler that the program has set before is still called; one that it sets
-    later takes the place of this one. To be called on the main thread. Workers that a data loader forks afterwards do not end by
+    A signal then no longer ends the process. A handler that Python code has set before is still called. A handler of
+    a C library is not, nor is ringpull's own answer to SIGUSR1. A handler that the program sets later takes the place of this one. To be called on the main thread. Workers that a data loader forks afterwards do not end by
     SIGUSR1 either; PyTorch's end by SIGTERM.
     """
     for number in signals:

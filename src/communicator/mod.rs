@@ -536,7 +536,8 @@ impl Communicator {
         }
         if self.is_elastic() {
             let wants = Tensor::from_slice(&[1], &[f32::from(u8::from(wants))]);
-            let options = CallOptions { out: Some(wants.clone()), ..CallOptions::default() };
+            let name = Some("ringpull.should_stop".into());
+            let options = CallOptions { name, out: Some(wants.clone()), ..CallOptions::default() };
             return Ok(self.allreduce(&wants, Reduction::Max, &options)?.wait()?.to_vec::<f32>()?[0] > 0.0);
         }
         self.check()?;

@@ -18,7 +18,7 @@ impl Communicator {
     /// the sets that they are in in one order. Blocks.
     ///
     /// Once a job has a process set, a repeating sequence of operations of all ranks is run without messages
-    /// only if none of them runs alone.
+    /// only if none of them runs alone, sums are not MPI's own, and replicas are not compared.
     pub fn split(&self, ranks: &[usize]) -> Result<Option<Self>> {
         let members = self.members(ranks)?;
         self.agree_on(self.set.as_ref(), ranks)?;

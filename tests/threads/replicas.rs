@@ -132,6 +132,40 @@ fn every_way_of_updating_leaves_the_same_bits_on_every_rank() {
     }
 }
 
+/// The second push of a key waits for the first; none may pass one that is compared meanwhile.
+#[test]
+fn keys_that_are_pushed_twice_without_a_wait_are_compared_in_one_order() {
+    let compressed = "2bit:0.5".parse().unwrap();
+    for is_compressed in [false, true] {
+        workers(3, 3, |store| -> Result<()> {
+            let zeros = Tensor::zeros(DType::F32, &[4, 2]);
+            store.init("a", &zeros)?;
+            store.init("b", &zeros)?;
+            if is_compressed {
+                store.set_gradient_compression(&compressed)?;
+            }
+            for _ in 0..40 {
+                for _ in 0..2 {
+                    if is_compressed {
+                        store.push("a", &[Tensor::full(DType::F32, &[4, 2], 1.0)], 0)?;
+                    } else {
+                        store.push_rows(
+                            "a",
+                            &[RowSparse::new(&[4, 2], &[1], Tensor::full(DType::F32, &[1, 2], 1.0))?],
+                            0,
+                        )?;
+                    }
+                }
+                store.push("b", &[Tensor::full(DType::F32, &[4, 2], 1.0)], 0)?;
+                store.pull("b", &[Tensor::zeros(DType::F32, &[4, 2])], 0)?;
+            }
+            store.wait_all()
+        })
+        .into_iter()
+        .for_each(|outcome| outcome.unwrap());
+    }
+}
+
 #[test]
 fn rows_are_compared_as_well() {
     let errors = workers(2, 3, |store| -> Result<()> {

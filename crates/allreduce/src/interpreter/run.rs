@@ -329,18 +329,18 @@ impl Runner {
     /// Goes on with the first program that can. Messages and the programs before it are looked at again before
     /// the next.
     fn go_on(&mut self) -> Result<()> {
-        let mut at = 0;
-        while at < self.programs.len() && !self.changed {
+        let (mut at, mut has_moved) = (0, false);
+        while at < self.programs.len() && !has_moved {
             let Program { stamp, priority, flight, memory, steps, .. } = &mut self.programs[at];
             match steps.front_mut() {
                 None => {
                     let Program { ticket, memory, .. } = self.programs.remove(at);
                     self.finished.push((ticket, memory));
-                    self.changed = true;
+                    has_moved = true;
                 }
                 Some(ProgramStep::Host(step)) => match step.poll()? {
                     StepProgress::Waits => at += 1,
-                    StepProgress::Moved => self.changed = true,
+                    StepProgress::Moved => has_moved = true,
                     StepProgress::Ended => drop(steps.pop_front()),
                 },
                 Some(ProgramStep::Plan(..)) if flight.is_some() => at += 1,
@@ -357,9 +357,11 @@ impl Runner {
                         self.finished.remove(place);
                         self.land(ticket);
                     }
+                    has_moved = true;
                 }
             }
         }
+        self.changed |= has_moved;
         Ok(())
     }
 

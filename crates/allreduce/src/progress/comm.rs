@@ -139,7 +139,8 @@ impl CommThread<'_> {
     /// Takes the first held command that may begin. The commands that it passes keep their room.
     fn take_held(&mut self) -> Option<Command> {
         let room = self.communicator.most_under_way().saturating_sub(self.running_of_all());
-        let may_pass = |at: &usize| *at == 0 || !self.keeps_place(&self.held[*at]);
+        let may_pass =
+            |at: &usize| *at == 0 || !self.keeps_place(&self.held[*at - 1]) && !self.keeps_place(&self.held[*at]);
         let mut all = (0..self.held.len().min(room)).take_while(may_pass);
         let at = all.find(|at| !self.waits(&self.held[*at], *at))?;
         self.held.remove(at)
@@ -156,8 +157,8 @@ impl CommThread<'_> {
             || self.held.iter().take(place).flat_map(Command::jobs).any(|(topic, _)| is_of(topic))
     }
 
-    /// Returns true if a command passes none of those held: another rank that has begun it begins nothing
-    /// else until it is done.
+    /// Returns true if a command passes none of those held, and none passes it: another rank that has begun it
+    /// begins nothing else until it is done.
     fn keeps_place(&self, command: &Command) -> bool {
         self.communicator.sums_block()
             || !matches!(command, Command::Run(_))
@@ -277,6 +278,13 @@ impl CommThread<'_> {
 
     /// Begins the messages of a job.
     fn begin(&mut self, jobs: Vec<(Topic, Submission)>, launch: Launch, priority: i32) {
+        if launch.topic.set().is_none() && self.communicator.sums_block() {
+            // It may come to a sum of the library's own, which two operations could reach in different orders.
+            self.drain();
+            if let Some(fault) = self.shared.condition.fault() {
+                return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
+            }
+        }
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let since_ns = timeline::now_ns();
         self.running.push(RunningOperation {

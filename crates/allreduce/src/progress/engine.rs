@@ -420,7 +420,13 @@ impl Engine {
         report.into_iter().for_each(|call| shared.send_to_rank_0(ControlMessage::StopFrom(call)));
         let answer = || shared.condition.is_well().then(|| shared.stopping.answer(call)).flatten();
         if answer().is_none() {
-            self.changes.until(|_| answer().is_some() || !shared.condition.is_well());
+            let _wait = waits::wait();
+            let mut interrupted = Ok(());
+            self.changes.until(|_| {
+                interrupted = waits::check();
+                interrupted.is_err() || answer().is_some() || !shared.condition.is_well()
+            });
+            interrupted?;
         }
         answer().ok_or_else(|| self.fault().unwrap_or_else(|| lost_thread(Some(shared.rank))))
     }

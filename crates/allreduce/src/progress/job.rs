@@ -51,7 +51,7 @@ pub trait Job: Send {
 
     /// Begins the next messages of a job, for [`Transfer::Messages`], on the comm thread. Called again when
     /// those are done and their memory has been [received](Self::receive). Returns `None` if no message is
-    /// left. Does not block.
+    /// left. It blocks at most until earlier operations of its key are finished.
     fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<BegunOperation>> {
         Ok(None)
     }

@@ -1,7 +1,8 @@
-//! The messages of a job as an async function: it begins a collective, waits for its memory, and goes on.
+//! The messages of a job, written as an async function. The function begins a collective, waits for the
+//! memory of its result, and goes on.
 //!
-//! The comm thread polls it between other operations, so that a job of several collectives reads like one that
-//! blocks and holds up nobody.
+//! The comm thread polls the function between other operations. So a job of several collectives is written
+//! like code that blocks, and holds up no other job.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -27,7 +28,7 @@ enum Exchange {
     Done(Memory),
 }
 
-/// The collectives of all ranks that a script may do, one after another.
+/// The collectives that a script may begin, one after another. All ranks take part in each.
 pub struct Collectives {
     /// This rank.
     pub rank: usize,
@@ -55,7 +56,7 @@ impl Collectives {
         .await
     }
 
-    /// Returns every rank's part, bounded in bytes, of which `fill` writes this rank's.
+    /// Gathers a part from every rank. `parts` has their bounds in bytes, and `fill` writes this rank's part.
     pub async fn gather(&self, parts: Parts, fill: impl FnOnce(&mut [u8])) -> Buffer {
         let (passage, mut all) = (self.passage, Buffer::zeroed(parts.len()));
         fill(&mut all.bytes_mut()[parts.range(self.rank..self.rank + 1)]);
@@ -71,8 +72,8 @@ impl Collectives {
         all.bytes().chunks_exact(WORD).map(bytemuck::pod_read_unaligned).collect()
     }
 
-    /// Exchanges blocks with every rank, and returns those received in the order of the ranks: `input` has
-    /// `given[r]` bytes for rank `r`, and `taken[r]` come from it.
+    /// Exchanges blocks with every rank. Returns the received blocks in the order of the ranks. `input` has
+    /// `given[r]` bytes for rank `r`, and `taken[r]` bytes come from it.
     pub async fn alltoall(&self, (given, taken): (Vec<usize>, Vec<usize>), input: Memory) -> Buffer {
         let (passage, out) = (self.passage, Memory::Own(Buffer::zeroed(taken.iter().sum())));
         let begin =
@@ -98,14 +99,14 @@ pub struct Script<T> {
 
 /// A script's next collective, or its result.
 pub enum ScriptStep<T> {
-    /// The memory of this collective is to be [received](Script::receive).
+    /// A collective has begun. When it is done, its memory is to be given to [`receive`](Script::receive).
     Begun(BegunOperation),
     /// The script has ended.
     Ended(T),
 }
 
 impl<T> Script<T> {
-    /// The script `work`, whose messages have this passage.
+    /// A script that runs `work`. Its messages have the stamp and the priority of `passage`.
     pub fn new<W>(comm: &Communicator, passage: Passage, work: impl FnOnce(Collectives) -> W) -> Self
     where
         W: Future<Output = Result<T>> + Send + 'static,
@@ -128,7 +129,7 @@ impl<T> Script<T> {
         }
     }
 
-    /// Runs it to its end. Blocks, for a job that runs alone.
+    /// Runs the script to its end. Blocks: it is for a job that runs alone.
     pub fn run(mut self, comm: &mut Communicator) -> Result<T> {
         loop {
             match self.advance(comm)? {
