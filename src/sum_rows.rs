@@ -1,8 +1,9 @@
-//! The sum of row-sparse gradients over all ranks, which every rank gets.
+//! The sum of row-sparse gradients over all ranks. Every rank gets it.
 //!
-//! First all ids travel, in few bytes ([`row_ids`]), so that every rank knows the rows of each. From that all
-//! ranks choose the same way to sum the rows ([`RowWay`]). Gathered or summed by their owners, rows are added
-//! in the order of the ranks; as a dense tensor they are in the order of its plan.
+//! First the ranks gather all row ids, coded in few bytes ([`row_ids`]), so every rank knows the rows of
+//! each. From the ids all ranks choose the same way to sum the rows ([`RowWay`]). Rows that are gathered, or
+//! summed by owners, are added in the order of the ranks. Rows that are summed as a dense tensor are added in
+//! the order of its plan.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use ringpull_kernels::row_ids;
 
 use crate::{Entry, MergedRows};
 
-/// Every rank's rows, summed. Collective.
+/// Sums every rank's rows. Collective.
 pub(super) async fn sum_rows(all: &Collectives, entry: &Entry, own: &MergedRows) -> Result<MergedRows> {
     let (rows, row_bytes) = (entry.rows()?, entry.row_bytes());
     let ids = gather_ids(all, &own.ids, rows).await?;
@@ -54,7 +55,7 @@ pub(super) async fn sum_rows(all: &Collectives, entry: &Entry, own: &MergedRows)
     }
 }
 
-/// Every rank's ids.
+/// Gathers every rank's ids. Collective.
 async fn gather_ids(all: &Collectives, own: &[i64], rows: usize) -> Result<Vec<Vec<i64>>> {
     let code = row_ids::encode(own, rows);
     let lens = all.gather_word(code.len() as u64).await;

@@ -10,6 +10,7 @@ __all__ = ["find"]
 
 
 def find() -> str | None:
-    """The command that ``RINGPULL_BINARY`` names, or the one beside this Python, or the one on the path."""
+    """Returns the command that ``RINGPULL_BINARY`` names, else the one beside this Python, else the first in
+    the ``PATH``."""
     beside = shutil.which("ringpull", path=os.path.dirname(sys.executable))
     return os.environ.get("RINGPULL_BINARY") or beside or shutil.which("ringpull")

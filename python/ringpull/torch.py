@@ -1,15 +1,16 @@
 """PyTorch on our stores: an optimizer that averages gradients.
 
-Gradients are averaged over the workers, as PyTorch's own are; the store sums, and the division is here.
+The optimizer averages gradients over the workers, as DistributedDataParallel does. The store sums them; this
+module divides.
 
-``float32`` and ``float64`` are divided after the sum. A sum of halves may be too large for its type where
-their average is not: two ``float16`` of 40000 would be infinite. So ``float16`` and ``bfloat16``, and
-``float32`` that travels compressed to ``fp16``, are divided before the sum, as PyTorch's own hooks do, but by
-a power of two, the next that is not less than the number of workers N: that is exact but for subnormal
-results, which it rounds to a multiple of the smallest, 2**-24 for ``float16``. Where N is no power of two
-what is missing is made up after the sum. So an average of ``float16`` by two workers is off by no more than
-the rounding of its sum and 2**-24; by N, by the roundings of the sum and, where values are smaller than N *
-2**-13, by N * 2**-24.
+``float32`` and ``float64`` are divided after the sum. A sum of 16-bit floats may be too large for its type
+although the average is not: two ``float16`` of 40000 have an infinite sum. So ``float16``, ``bfloat16``, and
+``float32`` that is compressed to ``fp16`` are divided before the sum. The divisor is the smallest power of
+two that is not less than the number of workers N. This division is exact except for subnormal results, which
+are rounded to a multiple of the smallest number, 2**-24 for ``float16``. If N is no power of two, the sum is
+divided once more, by N over that power. So the error of an average of ``float16`` over 2 workers is at most
+the rounding of the sum plus 2**-24. Over N workers it is at most the roundings of the sum, plus N * 2**-24 if
+values are smaller than N * 2**-13.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _Parameters = Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
 def _unnamed(key: str, parameter: Any) -> torch.Tensor:
-    """The parameter, whose name, if it has one, stands in messages about ``key``."""
+    """Returns the parameter. If it has a name, messages about ``key`` use it."""
     if isinstance(parameter, torch.Tensor):
         return parameter
     name, parameter = parameter
@@ -46,7 +47,7 @@ def _unnamed(key: str, parameter: Any) -> torch.Tensor:
     return cast("torch.Tensor", parameter)
 
 
-#: How many keys each store has of each prefix.
+#: The number of keys of each prefix, for each store.
 _keys: weakref.WeakKeyDictionary[KVStore, Counter[str]] = weakref.WeakKeyDictionary()
 
 
@@ -64,7 +65,7 @@ def _init_own(store: KVStore, prefix: str, value: torch.Tensor) -> str:
         try:
             store.init(key, value)
         except DuplicateKeyError:
-            # The program has called one of its own so, on every rank.
+            # The program has a key of this name itself, on every rank.
             continue
         except MixedKeyTypesError:
             raise _by_integers() from None
@@ -76,7 +77,8 @@ def _by_integers() -> ArgumentError:
 
 
 def broadcast_parameters(store: KVStore, parameters: _Parameters, prefix: str = "parameter") -> None:
-    """Makes every rank's parameters, in their order, those of rank 0. Waits. Errors name those of ``named_parameters()``."""
+    """Gives every rank the values of rank 0's parameters, in their order, and waits for them. Errors use the
+    names of ``named_parameters()``."""
     for named in parameters:
         key = _next_key(store, prefix)
         _broadcast(store, key, _unnamed(key, named))
@@ -95,7 +97,8 @@ def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
 
 
 def _become(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Writes these values, unless they are there: a forward pass may have saved them, and autograd notices each write."""
+    """Writes these values, unless the parameter has them already: a forward pass may have saved it, and
+    autograd notices each write."""
     own, new = (values.detach().reshape(-1).view(torch.uint8) for values in (parameter, value))
     if not torch.equal(own, new):
         parameter.copy_(value)
@@ -114,7 +117,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _divisors(dtype: torch.dtype, store: KVStore) -> tuple[float, float]:
-    """What values of all workers are divided by before they are summed, and what their sum is."""
+    """Returns two divisors: one for the values before they are summed, and one for their sum."""
     count = store.num_workers
     if dtype not in _HALVES and (dtype != torch.float32 or store._codec != "fp16"):
         return 1.0, float(count)
@@ -123,40 +126,45 @@ def _divisors(dtype: torch.dtype, store: KVStore) -> tuple[float, float]:
 
 
 def _divide(values: torch.Tensor, divisor: float) -> torch.Tensor:
-    """The values, in place. Nothing is done where that would change none."""
+    """Divides the values in place, unless the divisor is 1."""
     return values if divisor == 1.0 else values.div_(divisor)
 
 
 class _Keys(Reach):
-    """The keys of parameters in a store. A parameter has its key as long as it lives, whatever becomes of its optimizers.
+    """The keys of parameters in a store. A parameter keeps its key as long as it lives, whatever happens to
+    its optimizers.
 
-    Ranks may delete an optimizer at different times, so nothing that they must have alike depends on which there are.
+    Ranks may delete an optimizer at different times. So nothing that must be the same on all ranks depends on
+    which optimizers exist.
     """
 
     def __init__(self, store: KVStore) -> None:
         self._weak = weakref.ref(store)
-        #: Each parameter that has a key, and its key, in the order in which they came.
+        #: Each parameter with its key, in the order in which the keys were given.
         self._all: list[tuple[weakref.ref[Any], str]] = []
-        #: The same by the parameter's id, which another may have later, with its type and shape.
+        #: The same by the parameter's ``id()``, with its type and shape. Another parameter may have that id
+        #: later.
         self._by_id: dict[int, tuple[weakref.ref[Any], str, Any]] = {}
-        #: Keys that the store has, and what messages call them.
+        #: Keys that the store has, and their names in messages.
         self._known: set[str] = set()
         self._names: dict[str, str] = {}
         #: The place in that order of each parameter's last key, by its id.
         self._places: dict[int, int] = {}
-        #: For each number of parameters, a key and an array: which gradients this rank has made, which it has, which it watches.
+        #: A key and an array for each number of parameters. The array has three rows: the gradients that this
+        #: rank has made, has, and watches.
         self._arrays: dict[int, tuple[str, array[int], torch.Tensor]] = {}
-        #: How many parameters were asked about last, and what waits for the answer, which nobody may have needed.
+        #: The number of parameters in the last ``ask``, and its check, which nobody may have called yet.
         self._count = 0
         self._check: Callable[[], object] | None = None
 
     @property
     def _store(self) -> KVStore:
-        """The store, which those have that ask here."""
+        """The store. The caller of every method here holds it."""
         return cast("KVStore", self._weak())
 
     def add(self, parameter: Any, prefix: str) -> None:
-        """Gives a parameter a key, unless it has one of its present type and shape. In the same order on every rank."""
+        """Gives a parameter a key, unless it has one for its present type and shape. Every rank must call
+        this in the same order."""
         known, present = self._by_id.get(id(parameter)), (parameter.dtype, parameter.shape)
         if known is None or known[0]() is not parameter or known[2] != present:
             key = _next_key(self._store, prefix)
@@ -174,13 +182,13 @@ class _Keys(Reach):
         return self._by_id[id(parameter)][1]
 
     def compare_names(self, names: list[str]) -> None:
-        """Raises an error on every rank if the ranks have other names, or in another order. Collective."""
+        """Raises an error on every rank if the ranks' names or their order differ. Collective."""
         if not self._store.num_workers > 1:
             return
         digest = float(zlib.crc32("\n".join(names).encode()) >> 12)
         # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
         own = torch.tensor([digest, digest * digest], dtype=torch.float64)
-        # One that is pushed again would begin steps in `ringpull top`.
+        # A key that is pushed again would count as a step in `ringpull top`.
         key, total = _init_own(self._store, "names", torch.zeros_like(own)), own.clone()
         self._store.pushpull(key, total, keep=False)
         if not bool((total == own * self._store.num_workers).all()):
@@ -191,12 +199,12 @@ class _Keys(Reach):
             )
 
     def call(self, key: str, name: str) -> None:
-        """Has messages call the key by that name too."""
+        """Lets messages call the key by that name too."""
         self._names[key] = name
         _native.name_key(key, name)
 
     def is_new(self, key: str) -> bool:
-        """Whether the store has still to be given the key."""
+        """Returns True at the first call with a key, which must then be given to the store."""
         was_new = key not in self._known
         self._known.add(key)
         return was_new
@@ -209,7 +217,7 @@ class _Keys(Reach):
         if last is not None:
             last()
         if self._count and self._count < len(self._all):
-            # There are new ones: those that live on no rank any more are left out.
+            # There are new parameters. Those that no longer live on any rank are left out.
             living = [at for at, (ref, _) in enumerate(self._all[: self._count]) if ref() is not None]
             alive = self._sum(self._count, [living])()[0]
             self._all = [entry for entry, ranks in zip(self._all, alive) if ranks] + self._all[self._count :]
@@ -240,7 +248,8 @@ class _Keys(Reach):
         return answer
 
     def _sum(self, count: int, rows: list[list[int]]) -> Callable[[], list[list[int]]]:
-        """Begins to sum three rows of that length over the ranks, of which this one has ones in these places."""
+        """Begins to sum three rows of ``count`` numbers over the ranks. ``rows`` has the places where this
+        rank's numbers are 1."""
         if count not in self._arrays:
             values = array("i", bytes(12 * count))
             shared = torch.frombuffer(values, dtype=torch.int32) if count else torch.zeros(0, dtype=torch.int32)
@@ -261,7 +270,7 @@ class _Keys(Reach):
         return total
 
 
-#: Those of each store.
+#: The keys of each store.
 _keys_of: weakref.WeakKeyDictionary[KVStore, _Keys] = weakref.WeakKeyDictionary()
 
 
@@ -276,7 +285,7 @@ class _OnStore(Reduction):
 
     @property
     def reach(self) -> Reach | None:
-        # A compressed sum may lack what this rank has sent.
+        # A compressed sum may not hold all that a rank has sent.
         return self._keys if self._store._codec == "none" else None
 
     def result(self) -> Any:
@@ -295,7 +304,8 @@ class _OnStore(Reduction):
             if parameter.is_meta:
                 raise ArgumentError(f"{self.names.get(parameter, 'a parameter')} is on the device meta and has no values\n  hint: call to_empty() of the model, or load its weights, first")
             if parameter in self.names:
-                # Before the ranks meet: then each can name what any of them has an error of.
+                # This comes before the first collective, so each rank knows the name when any rank reports an
+                # error.
                 self._keys.call(self._keys.of(parameter), self.names[parameter])
         if self._store._codec == "none":
             self._keys.compare_names([self.names.get(parameter, "") for parameter in parameters])
@@ -306,7 +316,7 @@ class _OnStore(Reduction):
             if self._keys.is_new(key):
                 _broadcast(self._store, key, parameter)
             elif self._store._codec == "none":
-                # By the key that it has, as a sum.
+                # The key exists already, so rank 0's value is sent as a sum in which all others are zero.
                 with torch.no_grad():
                     value = as_real(parameter.detach()).clone(memory_format=torch.contiguous_format)
                     self._store.pushpull(key, value if self._store.rank == 0 else value.zero_(), keep=False)
@@ -324,7 +334,8 @@ class _OnStore(Reduction):
         if parameter.grad.is_sparse:
             name = self.names.get(parameter, key)
             raise ArgumentError(f"the gradient of {name} is sparse, and this optimizer sends dense ones\n  hint: make the embedding without sparse=True, or use ringpull.horovod.torch")
-        # Of one that is laid out otherwise a copy travels. Whoever differentiates the gradient may need it as it was.
+        # A gradient that is not contiguous is sent as a copy. The gradient may be needed unchanged for a
+        # second derivative.
         values = _divide(as_real(parameter.grad.data).contiguous(), _divisors(parameter.grad.dtype, self._store)[0])
         return self._store.pushpull(key, values, wait=False, keep=False), values
 
@@ -340,22 +351,26 @@ class _OnStore(Reduction):
 
 
 class DistributedOptimizer(CombiningOptimizer):
-    """Lets the gradients of an optimizer be averaged over the ranks of ``store``, a store or a kind, and returns the optimizer.
+    """Averages the gradients of an optimizer over the ranks of ``store`` (a store or its kind). Returns that
+    optimizer.
 
         optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync_mpi")
 
-    It is the optimizer that was given, which is a ``torch.optim.SGD`` still and a ``DistributedOptimizer`` too: all that takes an
-    optimizer takes it. The store is its ``store``. Errors name parameters as ``named_parameters=model.named_parameters()`` does, or an
-    optimizer that was made with them. Trained parameters begin as those of rank 0.
+    The returned object is the optimizer that was given. It is still a ``torch.optim.SGD``, and also a
+    ``DistributedOptimizer``, so it works wherever an optimizer works. Its attribute ``store`` is the store.
+    Errors use the names of ``named_parameters=model.named_parameters()``, or those that the optimizer was
+    made with. Parameters that require a gradient get rank 0's values.
 
-    A gradient leaves as soon as the backward pass has accumulated it, and ``backward()`` returns when every gradient is the average: to
-    clip or to log it needs nothing else. A parameter without a gradient on some rank counts as zero there; one without a gradient on
-    every rank is left alone, unless the store compresses gradients. With ``backward_passes_per_step=K`` the gradients of K passes add up
-    before they travel, and inside :meth:`no_sync` until it is left. Without these, the gradients of each pass travel, and all ranks must
-    make the same number of passes in a step.
+    A gradient is sent as soon as the backward pass has accumulated it. ``backward()`` returns when every
+    gradient is the average, so clipping and logging need no other call. A parameter without a gradient on
+    some ranks counts as zero there. A parameter without a gradient on every rank is left alone, unless the
+    store compresses gradients. With ``backward_passes_per_step=K`` the gradients of K passes add up before
+    they are sent. Inside :meth:`no_sync` they add up until it is left. Otherwise each pass sends its
+    gradients, and all ranks must make the same number of passes in a step.
 
-    Several optimizers may have one parameter, whose gradient is averaged once. The last that was made says by which store. An
-    optimizer that is deleted, or closed by :meth:`close`, lets gradients alone: on every rank, or on none.
+    A parameter may belong to several optimizers. Its gradient is averaged once, by the store of the optimizer
+    that was made last. A deleted optimizer, or one closed by :meth:`close`, averages nothing. Delete or close
+    it on every rank or on none.
     """
 
     store: KVStore

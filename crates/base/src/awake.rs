@@ -1,35 +1,38 @@
-//! The time for which a thread that waits stays awake before it sleeps: one rule for every wait for another
-//! thread or rank.
+//! The rule for how long a waiting thread stays awake before it sleeps. Every wait for another thread or rank
+//! uses it.
 //!
-//! To wake up takes a good part of a short operation. So a thread first looks again and again, and gives its
-//! core away between two looks. This pays only while there are cores to spare. Beside a thread that computes,
-//! a core that is given away comes back milliseconds later, while a thread that sleeps gets one soon after it
-//! is woken: the scheduler owes it time. Two cores that come back late show this. Then all threads of the
-//! process sleep at once when they wait, for a time that doubles each time the next try is late too.
+//! Waking up takes a good part of the time of a short operation. So a thread first looks again and again, and
+//! yields its core between two looks. This pays only while there are cores to spare. If another thread
+//! computes on the core, the yield returns milliseconds later. A thread that sleeps gets a core soon after it
+//! is woken, because the scheduler prefers threads that have run little. Two late yields within 50 ms show
+//! that cores are busy. From then on every wait of the process sleeps at once, for 100 ms at first. That time
+//! doubles, up to 1 s, each time the next try is late too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::waits::since_start_ns;
 
-/// A core that was given away for as long was taken by a thread that computes. Ranks that share a core and
-/// give it to each other have it back sooner, but for a few times in a second.
+/// A yield that takes this long gave the core to a thread that computes. Yields between ranks that share a
+/// core return sooner, except for a few in each second.
 const LATE: Duration = Duration::from_micros(1500);
-/// So a second core must come back late within this time. Beside a thread that computes every other does.
+/// The time within which a second yield must be late. Beside a thread that computes, every other yield is
+/// late.
 const AGAIN: Duration = Duration::from_millis(50);
-/// The times for which the cores then count as busy.
+/// The shortest and the longest time for which the cores then count as busy.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(1);
 
 static CORES: Cores = Cores::new();
 
-/// The knowledge of a process about the cores that it runs on. Times are nanoseconds of the process.
+/// The knowledge of a process about the cores that it runs on. Times are nanoseconds since the start of the
+/// process.
 struct Cores {
-    /// The time until which they count as busy.
+    /// The time until which the cores count as busy.
     busy_until: AtomicU64,
-    /// The time for which they have counted as busy since somebody last looked.
+    /// The length of the last time for which they counted as busy.
     pause: AtomicU64,
-    /// The time at which a core last came back late.
+    /// The time of the last late yield.
     late_at: AtomicU64,
 }
 
@@ -42,16 +45,15 @@ impl Cores {
         now_ns < self.busy_until.load(Ordering::Relaxed)
     }
 
-    /// Records that a core came back late. Threads that do so at once need not agree: each value is a valid
-    /// one.
+    /// Records a late yield. Several threads may do so at the same time; any of their values is valid.
     fn record_late(&self, now_ns: u64) {
         let (until_ns, pause_ns) = (self.busy_until.load(Ordering::Relaxed), self.pause.load(Ordering::Relaxed));
         let before_ns = self.late_at.swap(now_ns, Ordering::Relaxed);
-        // Two threads that were late at one time have met one and the same pause.
+        // Two threads that were late at the same time show one pause, not two.
         let again_ns = LATE.as_nanos() as u64..AGAIN.as_nanos() as u64;
         let is_second = before_ns > 0 && again_ns.contains(&now_ns.saturating_sub(before_ns));
         if now_ns < until_ns || !is_second {
-            // Another thread has seen it too, or nobody has yet.
+            // Another thread has recorded it already, or this is the first late yield.
             return;
         }
         let is_again = now_ns - until_ns < 2 * pause_ns;
@@ -62,12 +64,12 @@ impl Cores {
     }
 }
 
-/// Returns true if a thread that gives its core away gets it back late.
+/// Returns true while yields are expected to return late.
 pub fn are_cores_busy() -> bool {
     CORES.are_busy(since_start_ns(Instant::now()))
 }
 
-/// The begin of a wait, in which the thread is awake.
+/// The first part of a wait, in which the thread is awake.
 pub struct Awake {
     begun: Instant,
     now: Instant,
@@ -81,7 +83,7 @@ impl Awake {
         Awake { begun: now, now, limit }
     }
 
-    /// Gives the core away for a moment. Returns false if the thread is to sleep now.
+    /// Yields the core for a moment. Returns false if the thread is to sleep now.
     pub fn is_awake(&mut self) -> bool {
         if self.now - self.begun >= self.limit || CORES.are_busy(since_start_ns(self.now)) {
             return false;

@@ -44,7 +44,7 @@ pub enum Error {
         /// The reason, and the alternative.
         reason: String,
     },
-    /// One store holds integer keys or string keys, as its first call decided.
+    /// A store holds either integer keys or string keys. Its first call decides which.
     #[error(
         "mixed key types are not allowed: key {key} on rank {rank} in a store whose first key was {first}\n  hint: use only integers or only strings as keys of one store"
     )]
@@ -149,7 +149,7 @@ pub enum Error {
         /// The reason for which those wait themselves, or nothing.
         why: String,
     },
-    /// Every rank that has not ended waits for a call that another has not made: nothing can come any more.
+    /// Every rank that has not ended waits for a call that another rank has not made, so none can go on.
     #[error(
         "every rank waits for another: {}\n  hint: call every key of a step on every rank before waiting for one of them: reading an output, pull, barrier and wait all wait",
         waits.iter().map(say_wait).collect::<Vec<_>>().join("; ")
@@ -159,7 +159,7 @@ pub enum Error {
         /// and the ranks that have not called it.
         waits: Vec<(usize, String)>,
     },
-    /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
+    /// A rank has ended its program normally, and another rank waits for it. Their numbers of steps differ.
     #[error("{peer} ended its run without calling {operation}, for which rank {rank} waits{}", say_why_ended(why))]
     Finished {
         /// The other process, such as `rank 3 (pid 71 on h4)`.
@@ -218,7 +218,7 @@ pub enum Error {
         /// The remedy.
         remedy: String,
     },
-    /// More than the job can carry, though no call is wrong by itself.
+    /// The job has exceeded a limit, although no single call is wrong.
     #[error("{what}\n  hint: {remedy}")]
     LimitExceeded {
         /// The quantity that is too large, and its limit.
@@ -236,7 +236,7 @@ pub enum Error {
         /// The size that was requested.
         len_bytes: usize,
     },
-    /// Another process met the error, and knows more of it.
+    /// Another process met the error. The message of that process has the details.
     #[error("{what}\n  hint: see {peer}'s own message")]
     Elsewhere {
         /// The part of the error that is known here.
@@ -250,7 +250,7 @@ pub enum Error {
         /// The state.
         what: String,
     },
-    /// Bytes arrived that do not fit the protocol; they were not applied.
+    /// Bytes arrived that do not fit the protocol. They were not applied.
     #[error("protocol error{}: {what} from {peer}\n  hint: {remedy}", on_rank(*rank))]
     Protocol {
         /// The rank that reports, if it has one yet.
@@ -262,7 +262,7 @@ pub enum Error {
         /// The remedy.
         remedy: String,
     },
-    /// A library call failed; its own code and words are kept.
+    /// A call of a library failed. The error has the library's own code and text.
     #[error("{library}: {call} failed{}: {text} (code {code})", on_rank(*rank))]
     Library {
         /// `Open MPI`, `MPICH`, `NCCL`, ...
@@ -317,7 +317,7 @@ pub enum Error {
         /// The ranks that hold the value that most hold.
         others: Vec<usize>,
     },
-    /// An updater of the program's has failed.
+    /// An updater of the program has failed.
     #[error(
         "the updater of key {key} on rank {rank} raised {cause}\n  hint: see the traceback that this rank has printed"
     )]
@@ -341,11 +341,12 @@ pub enum Error {
         /// The remedy.
         remedy: String,
     },
-    /// A handler of signals, such as Ctrl-C's, ended a wait. The call itself goes on, unless it was a push
-    /// that waited to be made.
+    /// A signal, such as that of Ctrl-C, ended a wait. The call itself goes on, unless it was a push that
+    /// still waited for room.
     #[error("a signal interrupted the wait")]
     Interrupted {},
-    /// This process was started by a rank of MPI, and has the variables of the rank without being it.
+    /// This process was started by an MPI rank and has inherited the variables of that rank, but it is not
+    /// that rank.
     #[error(
         "{what}, whose place in the job it has only inherited\n  hint: create the store in the rank alone, in a script of multiprocessing under `if __name__ == \"__main__\":`; a child that needs one of its own creates the kind local, or is started without the variables that begin with {variables}"
     )]

@@ -26,32 +26,32 @@ fn advice(error: &Error) -> &'static str {
         }
         Error::MixedKeyTypes { .. } => "Name all keys of a store by integers, or all by strings.",
         Error::NotInitialized { .. } => {
-            "Call `init` or `broadcast` for the key on every rank before its first push or pull. The error names the key: look whether the program means another."
+            "Call `init` or `broadcast` for the key on every rank before its first push or pull. Check that the key in the error is the one that the program means."
         }
         Error::AlreadyInitialized { .. } => {
-            "Initialise each key once. A second model in one program needs keys, or a store, of its own. To change a value, push to it."
+            "Initialise each key once. A second model in one program needs other keys or another store. To change a value, push to it."
         }
         Error::ShapeMismatch { .. } => {
-            "Look at the tensor that the program gives on the rank named: most often a batch dimension is in it, or another layer's tensor."
+            "Look at the tensor that the program gives on that rank. Most often it has a batch dimension, or it is the tensor of another layer."
         }
         Error::DtypeMismatch { .. } => {
             "Convert the gradient to the key's element type, or initialise the key with the gradient's."
         }
         Error::Disagreement { .. } => {
-            "Compare the views that the error lists: it has each rank's. Ranks that run different versions of a script, or build their model from different files, cause this."
+            "Compare the ranks' values, which the error lists. Most often the ranks run different versions of a script, or build their models from different files."
         }
         Error::InvalidArgument { .. } => "Correct the argument. Nothing has changed, so the store can be used further.",
         Error::Stalled { .. } => {
-            "Find out what the ranks named do instead: they live. If a rank may evaluate, save or load for longer than `RINGPULL_TIMEOUT`, raise that on every rank. If a rank ran out of data, give all ranks as many steps, or call `store.join()`."
+            "Find out what the ranks in the error do instead; their processes are alive. If a rank may evaluate, save or load for longer than `RINGPULL_TIMEOUT`, raise that limit on every rank. If a rank ran out of data, give all ranks as many steps, or call `store.join()`."
         }
         Error::Deadlock { .. } => {
-            "Call every key of a step before waiting for one of them, or wait in the same order on every rank. The error has each rank's wait and, from Python, its line."
+            "Call every key of a step before waiting for one of them, or wait in the same order on every rank. The error shows what each rank waits for and, from Python, at which line."
         }
         Error::Finished { .. } => {
-            "Give every rank the same number of steps, or let those without data call `store.join()`. If the text has an error of that rank, mend that first: its own output has the lines of its program."
+            "Give every rank the same number of steps, or let those without data call `store.join()`. If the text contains an error of that rank, fix that error first. The rank's own output shows where in its program it happened."
         }
         Error::PeerLost { .. } => {
-            "Look at the output and at the host of the process named: `dmesg` shows whether the kernel ended it because memory ran out. Then start the job again from its last checkpoint. If hosts cannot reach each other, `ringpull doctor -H hosts` names the link."
+            "Look at the output of that process, and at its host: `dmesg` shows whether the kernel killed the process because memory ran out. Then start the job again from its last checkpoint. If hosts cannot reach each other, `ringpull doctor -H hosts` names the link."
         }
         Error::Stopped {} => "Look for the error that another call, or another rank, has reported: it is the cause.",
         Error::ThreadEnded { .. } => {
@@ -67,26 +67,26 @@ fn advice(error: &Error) -> &'static str {
             "Do what the hint says. The limits are far above what a job of training needs, so look first whether a rank or a loop makes more calls than it should."
         }
         Error::OutOfMemory { .. } => {
-            "Look at the length first: a wrong shape asks for any amount. If it is right, the process, its container or its host has no more memory: the store can be used further, for example to save a checkpoint."
+            "Check the length first: a wrong shape can ask for any amount. If the length is right, the process, its container or its host has no memory left. The store still works, for example to save a checkpoint."
         }
         Error::Elsewhere { .. } => {
-            "Read the message of the process named: it has the cause and the hint. `ringpull launch` prints each line behind the name of its process."
+            "Read the message of that process, which has the cause and the hint. `ringpull launch` begins each line of output with the name of its process."
         }
         Error::Bug { .. } => {
             "Please report it, with the whole output of the job and the versions that `ringpull info` prints. Starting again from a checkpoint may help meanwhile."
         }
         Error::Protocol { .. } => {
-            "Install the same version of ringpull on every host, and give all processes of a job the same settings. If a program of somebody else speaks to the port, choose another port."
+            "Install the same version of ringpull on every host, and give all processes of a job the same settings. If another program connects to the port, choose another port."
         }
         Error::Library { .. } => {
-            "Look the code up in the documentation of the library named. `ringpull doctor` shows which MPI, CUDA and NCCL a process finds."
+            "Look up the code in the documentation of that library. `ringpull doctor` shows which MPI, CUDA and NCCL a process finds."
         }
         Error::Io { .. } => "Check the path, its owner and the space on its disk, on the host where the process runs.",
         Error::NotFinite { .. } => {
-            "The rank and the key are where the value was made, so look there: at the loss, the learning rate, and the batch of that rank."
+            "The value was made on that rank, for that key. Look at the loss, the learning rate and the batch of that rank."
         }
         Error::ReplicasDiffer { .. } => {
-            "Make the updater compute the same on every rank: no random numbers of its own, no clock, the same order. If it does, test the memory of the host. Then restart from a checkpoint that is older than the update named."
+            "Make the updater compute the same on every rank: without random numbers of its own, without a clock, and in the same order. If it does so already, test the memory of the host. Then restart from a checkpoint that is older than that update."
         }
         Error::UpdaterFailed { .. } => {
             "The rank has printed the traceback of the updater. An updater changes the value that it is given; it may not call stores."
@@ -95,13 +95,13 @@ fn advice(error: &Error) -> &'static str {
             "Correct the variable, or unset it. [Variables](variables.md) lists them with their defaults."
         }
         Error::Interrupted {} => {
-            "Nothing, if the signal was meant. The operation goes on, and can be waited for again."
+            "If the signal was intended, do nothing. The operation goes on, and you can wait for it again."
         }
         Error::Inherited { .. } => {
-            "Let the rank itself create the store, and start children for what needs none. [Processes](../how-to/python.md#processes) says what a child may do, and how it is started to be alone."
+            "Create the store in the rank itself, and start children only for work that needs no store. [Processes](../how-to/python.md#processes) says what a child may do, and how to start a child that has no place in the job."
         }
         Error::Forked { .. } => {
-            "Create the store in the process that uses it. Start children that need none, such as data loaders, as you like: by `fork` too. A child that is started by `spawn` or as another program has no place in the job either: see [Processes](../how-to/python.md#processes)."
+            "Create the store in the process that uses it. Children that need no store, such as data loaders, may be started in any way, also by `fork`. A child that is started by `spawn` or as another program has no place in the job either: see [Processes](../how-to/python.md#processes)."
         }
     }
 }

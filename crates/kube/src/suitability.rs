@@ -1,5 +1,6 @@
-//! The verdict on a job's command: the kind of job gives its processes something, the program needs something
-//! as far as its words say, and every pair of the two is decided.
+//! The check whether a command suits its kind of job. A kind of job gives its processes a connection
+//! ([`PeerSetup`]), and the words of a command show what its program needs ([`Need`]). A table decides every
+//! pair of the two.
 
 use ringpull_base::{Kind, Result, closest};
 
@@ -9,9 +10,9 @@ use crate::options::{JobKind, Request, wrong};
 /// The connection that a job gives the processes of its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerSetup {
-    /// Nothing: there is one process.
+    /// No connection: there is one process.
     One,
-    /// Nothing that a store reads: each process of a TFJob is alone.
+    /// No connection that a store reads: each process of a TFJob is alone.
     Apart,
     /// The ranks of one `mpirun`.
     Ranks,
@@ -24,19 +25,19 @@ pub(super) enum PeerSetup {
 /// A need of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Only itself: its store is of one process.
+    /// No other process: its store is of one process.
     Itself,
-    /// Ranks of MPI, which sum.
+    /// MPI ranks, which sum by allreduce.
     Ranks,
-    /// Horovod's ranks. A single process is one.
+    /// Horovod's ranks. One process alone is enough.
     Horovod,
     /// A scheduler and servers.
     Servers,
     /// Both ranks and servers.
     Both,
-    /// Ranks or servers: it has a store whose kind is not in the words.
+    /// Ranks or servers. The program has a store, and the words do not show its kind.
     Store,
-    /// A pod by itself: it starts its processes.
+    /// A pod of its own: the program starts its processes itself.
     Starts,
 }
 
@@ -49,14 +50,14 @@ pub(super) struct Evidence {
     pub(super) is_certain: bool,
 }
 
-/// The effect of a program in a job that does not suit it, and the remedy.
+/// The failure of a program in a kind of job that does not suit it, and the remedy.
 pub(super) type Misfit = (&'static str, &'static str);
 
 const TRAIN: &str = "write ringpull manifest train, in a pipeline distribution_type MPI: its ranks are one job";
 const PS: &str = "write ringpull manifest ps, in a pipeline distribution_type PS: it starts a scheduler and servers";
 const HYBRID: &str = "give the command dist_sync_mpi or dist_sync: only ringpull launch --hybrid starts dist_hybrid";
 
-/// Decides every pair of a job's setup and a program's need: nothing if they suit each other.
+/// Returns the misfit of a job's setup and a program's need; `None` if they suit each other.
 pub(super) fn misfit(given: PeerSetup, need: Need) -> Option<Misfit> {
     use PeerSetup::{Apart, Launched, One, Ranks, Roles};
     Some(match (given, need) {
@@ -106,12 +107,12 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Evidenc
     found.extend(starter(&words));
     let variables = env.iter().filter(|(name, _)| is_store(name)).map(|(name, value)| format!("{name}={value}"));
     let variables: Vec<String> = variables.collect();
-    // A variable of the operator's or the user's own says where the scheduler is.
+    // A variable that the operator or the user sets says where the scheduler is.
     let mut names = words.iter().chain(env.iter().map(|(name, _)| name));
     let knows_servers = names.any(|name| name.starts_with("DMLC_PS_ROOT_URI"));
     let store = store_of(&words).or_else(|| store_of(&variables));
     if let Some((as_given, kind)) = &store {
-        // A script's variable may be one of the job's.
+        // The kind may be a shell variable that the job sets.
         let name = kind.strip_prefix('$').map(|name| name.trim_matches(['{', '}']));
         let value = name.and_then(|name| env.iter().rfind(|(other, _)| other == name));
         let kind = value.map_or(*kind, |(_, value)| value);
@@ -155,7 +156,7 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Evidenc
     found
 }
 
-/// Returns the need of a kind of store, by a name of MXNet's or ours.
+/// Returns the need of a kind of store, by MXNet's name or ours.
 fn need_of(kind: &str) -> Option<Need> {
     // MXNet scripts prefix the kinds of our servers.
     let kind = kind.strip_prefix("ringpull_").unwrap_or(kind);
@@ -203,7 +204,7 @@ fn starter(words: &[String]) -> Option<Evidence> {
 pub(super) fn misfits(given: PeerSetup, needs: &[Evidence]) -> Vec<(&Evidence, Misfit)> {
     let starts = needs.iter().find(|one| one.need == Need::Starts);
     let (given, needs): (_, Vec<&Evidence>) = match starts.filter(|_| given == PeerSetup::One) {
-        // Its own words say whether it starts servers.
+        // A launcher's own options say whether it starts servers.
         Some(one) if one.words.contains("launch") => return Vec::new(),
         Some(_) => (PeerSetup::Ranks, needs.iter().filter(|one| one.need != Need::Starts).collect()),
         None => (given, needs.iter().collect()),
@@ -212,7 +213,8 @@ pub(super) fn misfits(given: PeerSetup, needs: &[Evidence]) -> Vec<(&Evidence, M
 }
 
 impl Request {
-    /// The connection that the kind gives the processes of the command; nothing if it runs none, or its own.
+    /// Returns the connection that this kind of job gives the processes of the command. Returns `None` if the
+    /// job runs no command, or one of its own.
     fn given(&self) -> Option<PeerSetup> {
         match self.kind {
             JobKind::Train | JobKind::Trainjob => Some(PeerSetup::Ranks),
@@ -224,7 +226,7 @@ impl Request {
         }
     }
 
-    /// An error if the command cannot work in this kind of job.
+    /// Returns an error if the command cannot work in this kind of job.
     pub(super) fn check_command(&self) -> Result<()> {
         let needs = needs(&self.command, &self.env);
         if self.kind == JobKind::Compare && needs.iter().any(|one| one.need == Need::Starts) {
@@ -244,13 +246,13 @@ impl Request {
         }
     }
 
-    /// Returns true if the command is our example `train` and saves no checkpoint.
+    /// Returns true if the command is ringpull's example `train` without a checkpoint.
     pub(super) fn loses_its_work(&self) -> bool {
         let ours = example(&self.command).is_some_and(|word| word.rsplit('/').next() == Some("train"));
         ours && !self.command.iter().any(|word| word.starts_with("--checkpoint"))
     }
 
-    /// A warning about the command, with a hint. The job may still be what is wanted.
+    /// Returns a warning about the command, with a hint. The job may still be what the user wants.
     pub fn doubt(&self) -> Option<String> {
         let resumes = |word: &String| ["checkpoint", "resume", "restore"].iter().any(|part| word.contains(part));
         if self.min_workers.is_some() && !self.command.iter().any(resumes) {

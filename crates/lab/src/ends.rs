@@ -1,17 +1,17 @@
-//! The meaning of each process's end for its job, as functions of what the launcher knows: no clock, no
-//! process.
+//! The table of ends: the effect of each process's end on its job. Pure functions of what the launcher knows,
+//! without a clock or a process.
 //!
-//! [`meaning`] is about a process that the launcher has started itself, and [`awaited`] about how long it
-//! waits for the others. [`of_mpirun`] is about a job of MPI ranks, whose processes `mpirun` ends together, and
-//! [`beside_ranks`] about one with servers beside them.
-//! The tests below hold the whole table.
+//! [`meaning`] decides on a process that the launcher has started itself. [`awaited`] says how long the
+//! launcher waits for the others. [`of_mpirun`] is for a job of MPI ranks, whose processes `mpirun` ends
+//! together. [`beside_ranks`] is for a job with servers beside MPI ranks. The tests below hold the whole
+//! table.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
 use ringpull_base::config::Role;
 
-/// A process's exit code; 128 and the signal's number if a signal ended it.
+/// The exit code of a process; 128 plus the signal's number if a signal ended it.
 pub fn code_of(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
@@ -28,7 +28,7 @@ pub enum EndOfProcess {
     Well,
     /// With another exit code of its own.
     Failed,
-    /// By a signal, or with its host; or the job had gone on without it before.
+    /// By a signal, with its host, or after the job had gone on without it.
     Lost,
 }
 
@@ -36,13 +36,13 @@ pub enum EndOfProcess {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
 pub struct JobState {
-    /// Whether a process has failed before, or the job was interrupted.
+    /// True if a process has failed before, or the job was interrupted.
     pub has_failed: bool,
     /// True if a worker has ended well.
     pub has_succeeded: bool,
-    /// The workers that run, and the job has not gone on without.
+    /// The number of running workers, without those that the job has gone on without.
     pub workers: usize,
-    /// Whether the process came in the place of another, or the job has gone on without it.
+    /// True if the process was started in the place of another, or the job has gone on without it.
     pub is_surplus: bool,
     /// True if another process may still be started in its place.
     pub may_restart: bool,
@@ -53,7 +53,7 @@ pub struct JobState {
 pub enum EndEffect {
     /// Nothing.
     Nothing,
-    /// The job needs it no more, and how it ended changes nothing.
+    /// The job no longer needs the process, so the way in which it ended changes nothing.
     Unneeded,
     /// The job goes on without it.
     Without,
@@ -63,8 +63,8 @@ pub enum EndEffect {
     Failure,
 }
 
-/// Decides what the end of a process means for its job. An elastic one goes on without workers that are lost,
-/// if `least` are left.
+/// Decides what the end of a process means for its job. `least` is given for an elastic job, which goes on
+/// without lost workers if that many are left.
 pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
     use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
     let JobState { has_failed, has_succeeded, workers, is_surplus, may_restart } = state;
@@ -72,9 +72,9 @@ pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobSt
         (_, EndOfProcess::Well, _) => Nothing,
         // The first failure is the job's, and the others end because of it.
         _ if has_failed => Nothing,
-        // What the workers were to do is done.
+        // The workers have done their work.
         (Role::Server | Role::Scheduler, ..) if workers == 0 && has_succeeded => Unneeded,
-        // It comes too late, or wakes too late, to a job that is done.
+        // The worker came or woke up too late: the job is done.
         (Role::Worker, _, Some(_)) if is_surplus && has_succeeded => Unneeded,
         (Role::Worker, EndOfProcess::Lost, Some(least)) if workers >= least.max(1) => {
             if may_restart && !has_succeeded {
@@ -87,7 +87,7 @@ pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobSt
     }
 }
 
-/// For how long those that are left may run.
+/// The time for which the remaining processes may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemainingTime {
     /// As long as they like.
@@ -96,14 +96,14 @@ pub enum RemainingTime {
     Grace,
     /// For as long as they need to report whom they lost.
     LastWords,
-    /// For as long as a worker may need that came in the place of another, when the job is over without it.
+    /// For as long as a replacement worker may need to learn that the job is over.
     Latecomer,
     /// Not at all.
     Ends,
 }
 
-/// The time for which those that are left are waited for. `only_surplus`: whether neither the scheduler nor a
-/// worker of the job's start runs.
+/// Returns the time for which the remaining processes may run. `only_surplus` is true if neither the
+/// scheduler nor a worker from the job's start runs.
 pub fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> RemainingTime {
     match state {
         JobState { workers: 0, has_failed: true, .. } if is_interrupted => RemainingTime::Ends,
@@ -117,7 +117,7 @@ pub fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Rem
 /// The end of an `mpirun`, and what its ranks have said of themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MpirunEnd {
-    /// Its exit code; `None` if it did not end, and was killed.
+    /// Its exit code; `None` if it hung and was killed.
     pub code: Option<i32>,
     /// The signal that has interrupted the launcher.
     pub interrupted: Option<i32>,
@@ -135,7 +135,7 @@ pub struct MpirunEnd {
 pub fn of_mpirun(end: MpirunEnd) -> Option<i32> {
     match end {
         MpirunEnd { interrupted: Some(signal), .. } => Some(128 + signal),
-        // Whatever `mpirun` finds fault with afterwards, and servers and helpers after the last worker.
+        // Errors that `mpirun`, servers or helpers meet after the last worker has ended well do not count.
         MpirunEnd { have_workers_succeeded: true, .. } => Some(0),
         MpirunEnd { was_ended: true, first_failure, .. } => Some(first_failure.unwrap_or(1)),
         MpirunEnd { code: None, have_all_ended, first_failure, .. } => first_failure.filter(|_| have_all_ended),
@@ -148,26 +148,27 @@ pub fn of_mpirun(end: MpirunEnd) -> Option<i32> {
 /// The exit codes of a process that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExitCodes {
-    /// The code that is said of the process; of an `mpirun` that of its ranks.
+    /// The code that is reported for the process; for an `mpirun` it is that of its ranks.
     pub own: i32,
     /// The code of the job, if the job fails with it.
     pub of_job: i32,
 }
 
 impl ExitCodes {
-    /// The codes of a process that is the only one to say how it has ended.
+    /// The codes of a process whose own exit code is also that of the job.
     pub fn of(code: i32) -> Self {
         ExitCodes { own: code, of_job: code }
     }
 }
 
-/// The exit codes of a process of a job whose workers are the ranks of an `mpirun`: of a server, the scheduler
-/// or, as a worker, that `mpirun`, of which `ranks` says more.
+/// Returns the exit codes of one process in a job whose workers are the ranks of an `mpirun`. The process is
+/// a server, the scheduler, or the `mpirun` itself in the role of a worker. `ranks` says how the `mpirun`
+/// ended.
 pub fn beside_ranks(role: Role, code: i32, ranks: MpirunEnd) -> ExitCodes {
     match role {
         Role::Worker => ExitCodes::of(of_mpirun(ranks).unwrap_or(code)),
         _ if code == 0 => ExitCodes::of(0),
-        // A rank that has failed before is the cause of other failures.
+        // If a rank failed before, it is the cause of the other failures.
         _ => ExitCodes { own: code, of_job: ranks.first_failure.unwrap_or(code) },
     }
 }

@@ -1,8 +1,9 @@
 //! `auto`: the algorithm and the segment size for a length and a number of ranks.
 //!
-//! A pure function of the cluster's [`Model`], the bytes and the number of ranks: each algorithm's time is
-//! predicted with each size of segment, and the least wins; of equal times the one named first. Ranks that
-//! hold the same model choose alike without a message.
+//! The choice is a pure function of the cluster's [`Model`], the bytes and the number of ranks. Each
+//! algorithm's time is predicted with each size of segment, and the least time wins. Of equal times the first
+//! in the order of [`Algorithm::ALL`] wins. Ranks that hold the same model make the same choice without a
+//! message.
 //!
 //! With the default model, for instance:
 //!
@@ -18,7 +19,7 @@
 use super::model::Model;
 use super::{Algorithm, Links, Parts, Plan, ReduceScatter, allreduce, allreduce_weighted};
 
-/// Shortest first: of equal predictions the longest segment wins.
+/// Segment sizes, longest first. Of equal predictions the longest segment wins.
 const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10];
 
 /// The most bytes a message may carry, and whether shorter messages may be chosen.
@@ -30,7 +31,7 @@ pub struct Segments {
     pub is_fixed: bool,
 }
 
-/// An algorithm with the size of segments that suits it, and the time predicted for it.
+/// An algorithm, the best size of segments for it, and the predicted time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
     /// The algorithm.
@@ -47,9 +48,9 @@ pub fn choose(model: &Model, len_bytes: usize, size: usize, segments: Segments) 
     rest.into_iter().fold(first, |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
-/// The plan of `rank` that `auto` stands for, and the most bytes of one of its messages: that of [`choose`],
-/// or parts that suit the `links`, if they are not alike or have helpers, and that is predicted to be faster.
-/// The ranks from `size` on are the helpers, whose plan is empty if they have no part in the sum.
+/// Returns the plan that `auto` gives `rank`, and the most bytes of one of its messages. The plan is that of
+/// [`choose`], or one of weighted parts if `links` differ or have helpers and it is predicted to be faster.
+/// The ranks from `size` on are the helpers. A helper's plan is empty if it has no part in the sum.
 pub fn auto(
     (model, links): (&Model, Option<&Links>),
     (rank, size): (usize, usize),
@@ -72,7 +73,7 @@ pub fn auto(
     (allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
 }
 
-/// In how many turns a sum of weighted parts goes, and the time predicted for it.
+/// The number of turns of a sum of weighted parts, and the predicted time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WeightedChoice {
     /// The turns.
@@ -81,10 +82,10 @@ pub struct WeightedChoice {
     pub time_us: f64,
 }
 
-/// The best that parts which suit the `links` can do.
+/// Returns the number of turns with the least predicted time, for parts that suit the `links`.
 pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> WeightedChoice {
-    /// The least gain of longer segments: a contribution is some turns ahead of its sum, and the model does
-    /// not know the cost of that.
+    /// The least gain for which longer segments are chosen. Longer segments have a cost that the model does
+    /// not know: a contribution is some turns ahead of its sum.
     const WORTH: f64 = 1.1;
     let longest = links.shape().longest_share * len_bytes as f64;
     let with = |segment_bytes: usize| {
@@ -97,7 +98,7 @@ pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments:
         .unwrap_or_else(|| with(segments.most_bytes))
 }
 
-/// The best that `algorithm` can do.
+/// Returns the least predicted time of `algorithm` over all sizes of segments.
 pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usize, segments: Segments) -> Prediction {
     let with = |segment_bytes| Prediction {
         algorithm,
@@ -110,8 +111,8 @@ pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usiz
         .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
-/// Returns the fastest way of a reduce-scatter, in messages of at most so many bytes: that of the allreduce
-/// of which it is the first half, and which takes twice its time.
+/// Returns the faster of two reduce-scatters, and the most bytes of one message. Each is the first half of an
+/// allreduce that takes twice its time, so the allreduce with the least time decides.
 pub fn choose_reduce_scatter(
     model: &Model,
     len_bytes: usize,
@@ -127,13 +128,13 @@ pub fn choose_reduce_scatter(
     }
 }
 
-/// The time that a bucket's bytes may take, in times of the shortest sum. A bucket saves about as much for
-/// each sum in it but one; its last sum waits for all of its bytes, and the step for that sum if it is the
-/// last one.
+/// The most time that a bucket's bytes may take, in units of the time of the shortest sum. A bucket saves
+/// about one such unit for each sum in it but one. Its last sum waits for all of the bucket's bytes, and so
+/// does the step if that sum is the last of the step.
 const WORTH: f64 = 8.0;
 
 impl Model {
-    /// The most bytes that it pays to let short sums travel in together, over `size` ranks.
+    /// The most bytes of a bucket of short sums over `size` ranks, beyond which a bucket no longer pays.
     pub fn bucket_bytes(&self, size: usize, segments: Segments) -> usize {
         const LONG: usize = 16 << 20;
         let time_us = |len_bytes| choose(self, len_bytes, size, segments).time_us;

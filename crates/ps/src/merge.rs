@@ -1,7 +1,8 @@
-//! One round of pushes to one segment, added up in rank order whatever order they arrive in.
+//! The sum of one round of pushes to one segment. It is added in the order of the ranks, in whatever order
+//! pushes arrive.
 //!
-//! The contributions of ranks `0..next` are in the sum; those of later ranks wait until their turn has come.
-//! So the same additions happen in the same order in every run, and the sum's bits are the same.
+//! The contributions of ranks `0..next` are in the sum. Those of later ranks wait for their turn. So the same
+//! additions happen in the same order in every run, and the sum's bits are the same.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +14,20 @@ use ringpull_kernels::reduce;
 pub(crate) enum Gradient {
     /// Every element.
     Dense(Vec<u8>),
-    /// Units of the segment by ascending index, each once; the others are zero.
+    /// Some units (rows) of the segment, in ascending order, each at most once. All others are zero.
     Rows(Vec<i64>, Vec<u8>),
-    /// Every element, compressed; the code has been checked.
+    /// Every element, compressed. The code has been checked before.
     Coded(Compression, Vec<u8>),
 }
 
-/// What the contributions add up to.
+/// The sum of the contributions.
 pub(crate) enum Sum {
     Dense(Vec<u8>),
     Rows { ids: Vec<i64>, rows: Vec<u8> },
 }
 
-/// What a merge has to know of its segment.
+/// The element type and the lengths of a segment. A unit is a row of the key, or an equal piece of a long
+/// row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
     pub dtype: DType,
@@ -46,16 +48,16 @@ pub(crate) struct Round {
     /// The sum over ranks `0..next`.
     sum: Option<Partial>,
     next: usize,
-    /// What came early, by rank.
+    /// The contributions that came before their turn, by rank.
     held: BTreeMap<usize, Gradient>,
 }
 
 enum Partial {
     Dense(Vec<u8>),
-    /// Ids ascend, each once.
+    /// Ids in ascending order, each at most once, and their rows.
     Rows(Vec<i64>, Vec<u8>),
-    /// Codes whose decoded values cannot be added one by one without rounding: they are kept, and summed as
-    /// integers at the end.
+    /// Codes whose decoded values cannot be added one by one without rounding. They are kept, and summed as
+    /// integers at the end of the round.
     Codes(Codec, Vec<Vec<u8>>, Geometry),
 }
 
@@ -79,7 +81,7 @@ impl Round {
         self.next == 0 && self.held.is_empty()
     }
 
-    /// The sum of those that are held, in the order of their ranks.
+    /// Returns the sum of the contributions that are held, in the order of their ranks.
     pub(crate) fn held_sum(self, geometry: Geometry) -> Option<Sum> {
         let mut round = Round::default();
         for (index, gradient) in self.held.into_values().enumerate() {
@@ -88,7 +90,7 @@ impl Round {
         round.into_sum()
     }
 
-    /// Adds `rank`'s contribution, which has not come before.
+    /// Adds `rank`'s contribution. It must be its first one in this round.
     pub(crate) fn add(&mut self, rank: usize, gradient: Gradient, geometry: Geometry) {
         if rank != self.next {
             self.held.insert(rank, gradient);
@@ -120,12 +122,12 @@ impl Round {
     }
 }
 
-/// `bytes`, in memory that holds elements of `dtype`.
+/// Returns `bytes` in memory that is aligned for elements of `dtype`.
 pub(crate) fn aligned(bytes: Vec<u8>, dtype: DType) -> Vec<u8> {
     if bytes.as_ptr().align_offset(dtype.size_bytes()) == 0 {
         return bytes;
     }
-    // What is empty has no memory, and an address that holds no element.
+    // An empty vector has no memory, and its address may be unaligned for an element.
     let mut copy = Vec::with_capacity(bytes.len().max(64));
     copy.extend_from_slice(&bytes);
     copy
@@ -134,7 +136,7 @@ pub(crate) fn aligned(bytes: Vec<u8>, dtype: DType) -> Vec<u8> {
 fn first(gradient: Gradient, geometry: Geometry) -> Partial {
     match gradient {
         Gradient::Dense(bytes) => Partial::Dense(aligned(bytes, geometry.dtype)),
-        // Of most segments that a message of a few rows is about it has none.
+        // A message with few rows names many segments, and has no row of most of them.
         Gradient::Rows(ids, rows) if ids.is_empty() => Partial::Rows(ids, rows),
         Gradient::Rows(ids, rows) => Partial::Rows(ids, aligned(rows, geometry.dtype)),
         Gradient::Coded(Compression::Codec(codec), code) if !codec.adds_exactly() => {
@@ -184,7 +186,7 @@ fn decode_onto(mut sum: Vec<u8>, compression: Compression, code: &[u8]) -> Parti
     Partial::Dense(sum)
 }
 
-/// What the codes of as many workers say together.
+/// Decodes the sum of the codes, one of each worker.
 fn sum_of_codes(codec: Codec, codes: &[Vec<u8>], geometry: Geometry) -> Vec<u8> {
     let len = geometry.len_bytes / size_of::<f32>();
     let mut sums = vec![0; codec.sum_bytes(len, codes.len())];
@@ -195,7 +197,7 @@ fn sum_of_codes(codec: Codec, codes: &[Vec<u8>], geometry: Geometry) -> Vec<u8> 
     aligned(bytemuck::cast_slice(&dense).to_vec(), DType::F32)
 }
 
-/// Two lists of rows as one. The ids of each ascend, each once.
+/// Adds two lists of rows. The ids of each list ascend, and no list has an id twice.
 fn add_rows(sum: (&[i64], &[u8]), addend: (&[i64], &[u8]), geometry: Geometry) -> Partial {
     let size = geometry.unit_bytes;
     let mut ids = Vec::with_capacity(sum.0.len() + addend.0.len());
@@ -203,7 +205,7 @@ fn add_rows(sum: (&[i64], &[u8]), addend: (&[i64], &[u8]), geometry: Geometry) -
     let (mut at, mut other) = (0, 0);
     while at < sum.0.len() || other < addend.0.len() {
         let (own, theirs) = (sum.0.get(at), addend.0.get(other));
-        // Those of the sum first.
+        // Rows of the sum come first.
         let has_own = own.is_some_and(|own| theirs.is_none_or(|theirs| own <= theirs));
         let has_theirs = theirs.is_some_and(|theirs| own.is_none_or(|own| theirs <= own));
         let start = rows.len();
@@ -226,7 +228,7 @@ fn add_rows(sum: (&[i64], &[u8]), addend: (&[i64], &[u8]), geometry: Geometry) -
     Partial::Rows(ids, rows)
 }
 
-/// The whole segment: the rows where they belong, and zeros.
+/// Returns the whole segment, with the rows in their places and zeros elsewhere.
 pub(crate) fn dense_of(ids: &[i64], rows: &[u8], geometry: Geometry) -> Vec<u8> {
     let mut dense = vec![0; geometry.len_bytes];
     for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {

@@ -1,5 +1,5 @@
-//! The one thread of a listener with all its sessions, or of a connection: it reads, writes and connects
-//! again.
+//! The thread of a listener with all its sessions, or of one connection that this process has opened. It
+//! reads, writes, and makes broken connections again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -26,10 +26,10 @@ use crate::handshake::{HandshakeFailure, ProvedClient, Verdict};
 use crate::session::{Session, TURN_BYTES, Waker};
 use crate::{Event, Frame, Settings, Sink};
 
-/// Frames that came are confirmed after this time at the latest.
+/// The longest time after which received frames are confirmed.
 const CONFIRM_AFTER: Duration = Duration::from_millis(500);
 
-/// The interval between attempts at the port of a peer whose connection has failed.
+/// The interval between attempts to reach the port of a peer whose connection has failed.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The state that the owner and the thread share.
@@ -37,25 +37,25 @@ struct DriverState {
     name: String,
     waker: Arc<Waker>,
     sessions: Mutex<OwnedSessions>,
-    /// The only addresses of this host that accept connections from now on.
+    /// The addresses of this host on which the listener goes on listening; `None` if nothing is to change.
     interfaces: Mutex<Option<Vec<IpAddr>>>,
     refusals: Mutex<Refusals>,
-    /// No session is begun any more, and the thread ends after the last.
+    /// True if no new session begins, and the thread ends when the last session has ended.
     is_closing: AtomicBool,
-    /// The thread ends.
+    /// True if the thread is to end now.
     is_over: AtomicBool,
 }
 
-/// The sessions that the owner can reach, and the count of what those that it has closed have lost.
+/// The sessions that the owner can reach, and the number of frames that closed sessions have lost.
 #[derive(Default)]
 struct OwnedSessions {
     by_name: BTreeMap<Vec<u8>, Arc<Session>>,
-    /// Frames of sessions that were closed and have ended before the peer had confirmed them.
+    /// The number of frames that the peer had not confirmed when their closed session ended.
     lost: usize,
 }
 
 impl OwnedSessions {
-    /// Ends the session. Returns true if the owner had it still, and has not closed it.
+    /// Ends the session. Returns true if the owner still had it and had not closed it.
     fn end(&mut self, session: &Arc<Session>) -> bool {
         let name = session.identity();
         let is_known = self.by_name.get(name).is_some_and(|known| Arc::ptr_eq(known, session));
@@ -77,7 +77,8 @@ impl DriverState {
         }
     }
 
-    /// Ends a session whose peer is gone. The sink gets the event unless the process has ended it itself.
+    /// Ends a session whose peer is gone. The sink gets the event, unless the owner has ended the session
+    /// itself.
     fn release(&self, session: &Arc<Session>, event: Event) {
         let is_news = self.sessions.lock().end(session);
         if is_news {
@@ -86,12 +87,13 @@ impl DriverState {
     }
 }
 
-/// The owner's end of all sessions of one thread: it listens, or has connected. Dropping it ends them.
+/// The owner's handle of all sessions of one thread, which listens or has connected. Dropping it ends the
+/// sessions.
 pub struct Endpoint {
     shared: Arc<DriverState>,
-    /// Is disconnected when the thread has ended.
+    /// A channel that is disconnected when the thread has ended.
     ended: Mutex<Receiver<()>>,
-    /// True if the thread may be connecting, which takes its time.
+    /// True if the thread may be in a call of `connect`, which can block.
     may_block: bool,
     linger: Duration,
 }
@@ -151,7 +153,7 @@ impl Endpoint {
         Ok((Endpoint { shared, ended: Mutex::new(ended), may_block, linger: settings.linger }, session))
     }
 
-    /// The session with the process of that name, if it is there.
+    /// The session with the process of that name, if there is one.
     pub fn session(&self, identity: &[u8]) -> Option<Arc<Session>> {
         self.shared.sessions.lock().by_name.get(identity).cloned()
     }
@@ -162,14 +164,14 @@ impl Endpoint {
         self.shared.waker.wake();
     }
 
-    /// Logs what came from a peer that is not of the job, at most once a minute.
+    /// Logs that a peer does not belong to the job, at most once a minute.
     pub fn report_stranger(&self, identity: &[u8], why: &str) {
         if let Some(session) = self.session(identity) {
             self.shared.refuse(session.peer, why);
         }
     }
 
-    /// Ends the session with it.
+    /// Ends the session with the process of that name.
     pub fn dismiss(&self, identity: &[u8]) {
         let mut sessions = self.shared.sessions.lock();
         if let Some(session) = sessions.by_name.get(identity).cloned() {
@@ -177,18 +179,19 @@ impl Endpoint {
         }
     }
 
-    /// Closes it, giving what is still to be sent at most `limit`. Returns the number of frames that no peer
-    /// has confirmed, although it has not said goodbye itself: these may be lost.
+    /// Closes all sessions. Frames that are still to be sent have at most `limit`. Returns the number of
+    /// frames that their peers have not confirmed, without those of peers that have said goodbye: these
+    /// frames may be lost.
     pub fn close(mut self, limit: Duration) -> usize {
         self.linger = Duration::ZERO;
         self.end(limit)
     }
 
-    /// Sends what there is and a goodbye, waits until the peers have confirmed it or for a while, and ends
-    /// the thread.
+    /// Sends the queued frames and a goodbye. Waits until the peers have confirmed them, for at most `limit`,
+    /// and then ends the thread.
     fn end(&mut self, limit: Duration) -> usize {
         self.shared.is_closing.store(true, Ordering::SeqCst);
-        // A session that begins later finds that it is closing.
+        // A session that begins later sees `is_closing`.
         self.shared.sessions.lock().by_name.values().for_each(|session| session.begin_close());
         self.shared.waker.wake();
         self.ended.get_mut().recv_timeout(limit).ok();
@@ -225,7 +228,7 @@ struct Driver {
     acceptor: Option<Acceptor>,
     dialer: Option<Dialer>,
     peers: BTreeMap<Vec<u8>, Peer>,
-    /// The ports that have been tried.
+    /// The channel for the results of attempts to reach ports.
     tried: (Sender<PortCheck>, Receiver<PortCheck>),
 }
 
@@ -233,26 +236,27 @@ struct Driver {
 struct Peer {
     session: Arc<Session>,
     connection: Option<ConnectedPeer>,
-    /// The number of its last connection: an earlier one that is read later is not to replace it.
+    /// The number of its latest connection. A connection with a lower number that is read later does not
+    /// replace it.
     attempt: u32,
     /// The address of a port that its process keeps open.
     port: Option<SocketAddr>,
-    /// True if it was reached there. Only then does a closed port show that the process is gone, and not that
-    /// there is a firewall.
+    /// True if that port was reached before. Only then does a closed port show that the process is gone;
+    /// otherwise a firewall may be the reason.
     was_reached: bool,
-    /// While there is no connection: the time of the next look at the port, or without one the time at which
-    /// the peer is gone.
+    /// The time of the next attempt at the port, while there is no connection. Without a port it is the time
+    /// at which the peer counts as gone.
     due: Option<Instant>,
 }
 
 struct ConnectedPeer {
     stream: Arc<TcpStream>,
     incoming: Incoming,
-    /// A frame for which there is no room. Nothing is read before there is.
+    /// A frame for which there is no room. Nothing more is read until there is room.
     held: Option<Frame<Vec<u8>>>,
     has_more: bool,
     confirm_at: Option<Instant>,
-    /// True if the peer has said goodbye. It lasts until that is answered.
+    /// True from the peer's goodbye until it has been answered.
     has_goodbye: bool,
 }
 
@@ -302,7 +306,7 @@ impl Driver {
         self.shared.is_over.load(Ordering::SeqCst) || is_closing && self.peers.is_empty()
     }
 
-    /// Waits for something, and does what follows from it.
+    /// Waits for the next event or due time, and handles all that has happened.
     fn turn(&mut self) -> io::Result<()> {
         self.dial();
         let connected = self.peers.iter().filter_map(|(name, peer)| Some((name, peer.connection.as_ref()?)));
@@ -312,7 +316,8 @@ impl Driver {
             let reads = connection.held.is_none() && !connection.has_goodbye;
             let reads = if reads { PollFlags::IN } else { PollFlags::empty() };
             let writes = if connection.has_more { PollFlags::OUT } else { PollFlags::empty() };
-            // A connection of which nothing is wanted would still end the wait by its end.
+            // A connection that is neither read nor written is left out: `poll` would return at once if its
+            // peer has closed it.
             if !(reads | writes).is_empty() {
                 names.push(name.clone());
                 fds.push(PollFd::new(&*connection.stream, reads | writes));
@@ -378,7 +383,7 @@ impl Driver {
         }
     }
 
-    /// Gives a session its connection, whose other end has received the frames up to `theirs`.
+    /// Gives a session a connection. The other end has received the frames up to `theirs`.
     fn attach(&mut self, name: &[u8], stream: TcpStream, theirs: u64) -> std::result::Result<(), End> {
         let Some(peer) = self.peers.get_mut(name) else { return Ok(()) };
         let prepared = stream.local_addr().and_then(|here| {
@@ -401,7 +406,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Does what there is to do for a peer: receives, if there is something to read, and sends.
+    /// Serves one peer: receives if there is something to read, and sends.
     fn attend(&mut self, name: &[u8], reads: bool) {
         let Some(peer) = self.peers.get_mut(name) else { return };
         let is_over = peer.session.is_over();
@@ -412,7 +417,7 @@ impl Driver {
                 }
             }
             _ if is_over => {
-                // The process has dismissed it.
+                // This process has dismissed the peer.
                 peer.session.detach();
                 self.peers.remove(name);
             }
@@ -420,7 +425,7 @@ impl Driver {
                 self.finish(name, gone());
             }
             None if self.acceptor.is_some() && peer.session.is_closing() && peer.due.is_none() => {
-                // It comes again within this time, or not at all: this end closes.
+                // This end is closing. The peer connects again within this time, or not at all.
                 peer.due = Some(Instant::now() + peer.session.settings.resume);
             }
             None if peer.due.is_none_or(|due| due > Instant::now()) => {}
@@ -447,8 +452,8 @@ impl Driver {
         peer.connection = None;
         let now = Instant::now();
         let resume = peer.session.settings.resume;
-        // The system reports a failure once: after a writer has met it a reader sees a connection that was
-        // closed.
+        // The system reports a failure only once. After a writer has got the error, a reader sees a closed
+        // connection.
         if let (End::Closed, Some(cause)) = (&end, failed)
             && (cause.kind() != ErrorKind::BrokenPipe || resume.is_zero())
         {
@@ -488,10 +493,10 @@ impl Driver {
         }
     }
 
-    /// Takes those that have proved that they are of the job.
+    /// Admits the connections that have proved that they belong to the job.
     fn accept(&mut self) {
         let Some(acceptor) = &mut self.acceptor else { return };
-        // A peer that has not confirmed all may still connect again.
+        // A peer that has not confirmed all frames may still connect again.
         if self.shared.is_closing.load(Ordering::SeqCst) && self.peers.values().all(|peer| peer.session.kept() == 0) {
             acceptor.close();
             return;
@@ -505,7 +510,7 @@ impl Driver {
         }
     }
 
-    /// Gives a process its session, and its first connection or another.
+    /// Gives a process its session if it has none, and then the new connection.
     fn admit(&mut self, arrival: ProvedConnection) {
         let ProvedConnection { stream, from, proved } = arrival;
         let is_new = !proved.resumption.goes_on && !self.peers.contains_key(&proved.hello.identity);
@@ -522,7 +527,7 @@ impl Driver {
         }
         let Some(peer) = self.peers.get_mut(name) else { return };
         if proved.resumption.attempt <= peer.attempt {
-            // It has made another since.
+            // The peer has made a later connection.
             return reset(&stream);
         }
         peer.attempt = proved.resumption.attempt;
@@ -551,7 +556,7 @@ impl Driver {
         };
         match known {
             _ if hello.wanted != door.name.as_bytes() => Verdict::Elsewhere,
-            // The client may not know that it was admitted.
+            // The client may not have received the answer that it was admitted.
             Some(known) if known.id == hello.session && (goes_on || known.received() == 0) => {
                 Verdict::Admitted(known.received())
             }
@@ -579,8 +584,8 @@ impl Driver {
         }
     }
 
-    /// Finds out whether a peer's process listens. A host that does not answer keeps a thread of its own for
-    /// the time of an attempt.
+    /// Finds out whether a peer's process listens, in a thread of its own. If the host does not answer, that
+    /// thread lasts for the time limit of an attempt.
     fn look(&self, name: &[u8]) {
         let Some((peer, port)) = self.peers.get(name).and_then(|peer| Some((peer, peer.port?))) else { return };
         let (name, attempt) = (name.to_vec(), peer.session.settings.attempt);
@@ -607,8 +612,8 @@ impl Peer {
 }
 
 impl ConnectedPeer {
-    /// Receives, if there is something to read, and sends. Bytes that have come are read before anything is
-    /// sent: after a failed write the system reports that the peer has closed.
+    /// Receives if there is something to read, and sends. Received bytes are read before anything is sent,
+    /// because after a failed write the system only reports that the peer has closed.
     fn exchange(&mut self, session: &Arc<Session>, reads: bool) -> std::result::Result<(), End> {
         if self.has_goodbye {
             return Err(End::Goodbye);
@@ -623,20 +628,20 @@ impl ConnectedPeer {
             return Err(End::Closed);
         }
         if self.held.is_some() {
-            // Frames that have left make room for those that came.
+            // Sent frames make room for received ones.
             self.receive(session)?;
         }
         // While the socket takes nothing, and after a goodbye, nothing can be confirmed.
         let may_confirm = !self.has_more && !session.has_parted() && session.is_unconfirmed();
         self.confirm_at = may_confirm.then(|| self.confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_AFTER));
         if !self.has_more && session.has_parted() {
-            // If it is broken it is closed already.
+            // A broken connection is closed already.
             drop(self.stream.shutdown(Shutdown::Write));
         }
         Ok(())
     }
 
-    /// Hands on what has come, while there is room for it.
+    /// Gives received frames to the session, while there is room for them.
     fn receive(&mut self, session: &Arc<Session>) -> std::result::Result<(), End> {
         let mut left = TURN_BYTES;
         let stream = Arc::clone(&self.stream);

@@ -1,4 +1,4 @@
-"""The state of an elastic job, its commits, and how it goes on after a restart."""
+"""The state of an elastic job, its commits, and the restart from them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ __all__ = ["HostsUpdatedInterrupt", "State", "generation", "run"]
 
 T = TypeVar("T")
 
-#: How objects write themselves to a file, and read it again: stores, Gluon's trainers and blocks.
+#: Pairs of methods by which objects write a file and read it again: stores, Gluon's trainers, Gluon's blocks.
 _FILES = (("save_optimizer_states", "load_optimizer_states"), ("save_states", "load_states"), ("save_parameters", "load_parameters"))
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Other hosts are present: the job is to be started again. :meth:`State.commit` raises it on every rank; :func:`run` handles it."""
+    """The hosts of the job have changed, so the job must be started again. :meth:`State.commit` raises it on
+    every rank; :func:`run` handles it."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of this elastic job have changed, and it is to be started again\n  hint: let ringpull.elastic.run call the function that commits")
@@ -35,17 +36,18 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def generation() -> int:
-    """The number of earlier starts of an elastic job; 0 in another job."""
+    """The number of earlier starts of this elastic job; 0 in a job that is not elastic."""
     found = _native.elastic()
     return 0 if found is None else found[1]
 
 
-#: Those of the call of :func:`run` that is under way.
+#: The survivors of each call of :func:`run` that is under way.
 _running: list[Survivors] = []
 
 
 def _ranks() -> Communicator:
-    """The ranks of the job. In :func:`run` those that it has seen last, so that all calls of a rank fail after a loss until it has come back there."""
+    """The ranks of the job. Inside :func:`run` they are the ranks that it saw last. So after a loss all calls
+    of a rank fail until it is back in :func:`run`."""
     return _running[-1].whole if _running else communicator()
 
 
@@ -55,24 +57,24 @@ def place() -> tuple[int, int]:
     return whole.rank, whole.size
 
 
-#: The state that has the job's snapshots.
+#: The state that owns the job's snapshots.
 _owner: list[State] = []
 
 
 class State:
     """The state that a program needs to go on: objects by name, which become attributes.
 
-    It has the objects that are the same on every rank: weights, states of optimizers, counts of steps, a
-    :class:`Sampler`. An object with ``state_dict`` and ``load_state_dict`` is saved by these, Gluon's blocks
-    and trainers by their own files. Of a :class:`ringpull.KVStore` the optimizer's states are saved; its
-    values are to be given to ``init`` again. Arrays of NumPy, MXNet and PyTorch are restored in place.
+    Give it the objects that are the same on every rank: weights, optimizer states, step counts, a
+    :class:`Sampler`. An object with ``state_dict`` and ``load_state_dict`` is saved by these methods, Gluon's
+    blocks and trainers by their own files. Of a :class:`ringpull.KVStore` only the optimizer's states are
+    saved; call ``init`` for its values again. Arrays of NumPy, MXNet and PyTorch are restored in place.
     Everything else is pickled, and restored by setting the attribute.
     """
 
-    #: What :meth:`restore` goes back to without a snapshot.
+    #: The state that :meth:`restore` uses if there is no snapshot.
     _kept: bytes | memoryview | None = None
     _snapshots: Snapshots | None = None
-    #: How many numbers the next commit is after the last one.
+    #: The difference between the numbers of the next commit and the last one.
     _stride = 1
 
     if TYPE_CHECKING:
@@ -98,20 +100,21 @@ class State:
             _owner.append(self)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Lets :func:`run` call these after a restart, when the state has been loaded: to fit what depends on the number of ranks."""
+        """Lets :func:`run` call these after a restart, when the state has been loaded. They adapt what
+        depends on the number of ranks."""
         self._callbacks += callbacks
 
     def commit(self) -> None:
-        """Saves the state, and raises :class:`HostsUpdatedInterrupt` on every rank if other hosts are present.
+        """Saves the state. Raises :class:`HostsUpdatedInterrupt` on every rank if the hosts have changed.
 
-        In an elastic job it is collective, and all ranks must have done the same steps. It returns when the state is in the memory of
-        every host: what is lost of the job later, it goes on from here.
+        In an elastic job it is collective, and all ranks must have done the same steps. It returns when the
+        state is in the memory of every host. After a later loss the job goes on from here.
         """
         self.save()
         self.check_host_updates()
 
     def save(self) -> None:
-        """:meth:`commit` without a look at the hosts. Collective in an elastic job."""
+        """Saves the state like :meth:`commit`, but does not check the hosts. Collective in an elastic job."""
         if self._snapshots is None:
             self._kept = b"".join(packed(self._saved()))
             return
@@ -126,25 +129,27 @@ class State:
         self._key, self._kept, self._stride = key, None, 1
 
     def check_host_updates(self) -> None:
-        """Raises :class:`HostsUpdatedInterrupt` on every rank if other hosts are present. Collective in an elastic job."""
+        """Raises :class:`HostsUpdatedInterrupt` on every rank if the hosts have changed. Collective in an
+        elastic job."""
         if self._snapshots is None:
             return
         whole = _ranks()
         changed = numpy.array([whole.rank == 0 and self._snapshots.has_changed()], numpy.int32)
         whole.broadcast(changed, 0, name="ringpull.elastic.changed", out=changed).wait()
         if changed[0]:
-            # However the program ends now, it is to be started again.
+            # The job is to be started again, however the program ends now.
             if whole.rank == 0:
                 self._snapshots.ask_for_restart()
             raise HostsUpdatedInterrupt
 
     def _rewind(self) -> None:
-        """:meth:`restore`, if the state is kept in this process."""
+        """Restores the state like :meth:`restore`, if it is kept in this process."""
         if self._kept is not None:
             self._load(unpacked(self._kept))
 
     def restore(self) -> None:
-        """Makes the state what it was at this process's last commit or :meth:`sync`. Without one nothing happens."""
+        """Restores the state of this process's last commit or :meth:`sync`. Does nothing if there was
+        neither."""
         content = self._kept
         if content is None and self._snapshots is not None and self._key[1] > 0:
             content = self._snapshots.read(self._key)
@@ -154,16 +159,17 @@ class State:
             self._load(unpacked(content))
 
     def sync(self) -> None:
-        """Makes every rank's state that of rank 0, and keeps it for :meth:`restore` until the first commit. Collective."""
+        """Gives every rank the state of rank 0, and keeps it for :meth:`restore` until the first commit.
+        Collective."""
         whole = _ranks()
         self._kept = _broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)
-        # On rank 0 too: a sampler divides what is left when it is loaded.
+        # Rank 0 loads it too, because a sampler divides the remaining samples when it is loaded.
         self._load(unpacked(self._kept))
 
     def resume(self) -> bool:
-        """Makes every rank's state that of the job's newest commit, whichever host has it. Collective.
+        """Gives every rank the state of the job's newest commit, whichever host has it. Collective.
 
-        Returns whether there was a commit. If there was none, every rank gets the state of rank 0.
+        Returns True if there was a commit. If there was none, every rank gets the state of rank 0.
         """
         if self._snapshots is None:
             self.sync()
@@ -187,7 +193,7 @@ class State:
                 self._snapshots.prepare()
                 self._snapshots.write(newest, [content])
         assert content is not None
-        # Nobody replaces the file that another rank of the host has still to read.
+        # No rank replaces the file before the other ranks of its host have read it.
         whole.barrier()
         self._key, self._kept = newest, None
         self._load(unpacked(content))
@@ -216,7 +222,8 @@ class State:
         elif type(own).__module__.startswith("mxnet.") and hasattr(own, "shape") and own.shape == value.shape:
             own[:] = value
         elif type(own).__module__.startswith("torch") and hasattr(own, "copy_") and own.shape == value.shape and own.dtype == value.dtype:
-            # In place, as models and optimizers hold them: also a leaf of a graph.
+            # The tensor is written in place, because models and optimizers hold it. It may be a leaf of an
+            # autograd graph.
             own.data.copy_(value)
         elif isinstance(own, numpy.ndarray) and isinstance(value, numpy.ndarray) and own.flags.writeable and (own.shape, own.dtype) == (value.shape, value.dtype):
             own[...] = value
@@ -254,16 +261,17 @@ def _broadcast(whole: Communicator, content: bytes | memoryview | None, root: in
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """A function of a state, and of more, that goes on from the newest commit when the job is started again.
+    """Makes a function, whose first argument is a :class:`State`, go on from the newest commit when the job
+    is started again.
 
-    First it loads the newest commit, or if there is none makes every rank's state that of rank 0; after a
-    restart it calls what :meth:`State.register_reset_callbacks` has been given. After a change of hosts it
-    ends the process at a commit, to be started again. An error is raised as ever: ranks that cannot go on
-    end, and the launcher starts the job again.
+    First it loads the newest commit. If there is none, it gives every rank the state of rank 0. After a
+    restart it calls the callbacks of :meth:`State.register_reset_callbacks`. After a change of hosts it ends
+    the process at the next commit, and the launcher starts the job again. Errors are raised as without it:
+    the ranks end, and the launcher starts the job again.
 
-    In a job that goes on without lost ranks in place (``ringpull launch --elastic --in-place``) it does all of that again after a loss, in the same
-    process: communicators of all ranks have those that are left then. A rank whose function raises leaves the job. With a store in the process there is no
-    such thing: the loss is an error, and the job starts again.
+    With ``ringpull launch --elastic --in-place`` it does all of that again after a loss, in the same process.
+    Communicators of all ranks then have only the ranks that are left. A rank whose function raises an error
+    of its own leaves the job. If the process has a store, the loss is an error, and the job starts again.
     """
 
     @functools.wraps(func)
@@ -281,13 +289,15 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
                 except HostsUpdatedInterrupt:
                     raise SystemExit(0) from None
                 except Exception:
-                    # Also of another class: the program may have raised one of its own from that of a loss.
+                    # Errors of any class are caught, because the program may have raised its own error from
+                    # that of a loss.
                     if not survivors.go_on():
                         survivors.leave()
                         raise
-                    # If there is no snapshot: what rank 0 has done since its last commit may be half a step.
+                    # This matters without a snapshot: rank 0 may be in the middle of a step since its last
+                    # commit.
                     state._rewind()
-                    # A lost rank may have written the next commit, which no other has.
+                    # A lost rank may have written the next commit, which no other rank has.
                     state._stride = 2
                 has_begun = True
         finally:

@@ -1,5 +1,4 @@
-//! Operations of several steps, of which some are done in memory that the ranks of a host share, and others
-//! by messages.
+//! Operations of several steps. Some steps use memory that the ranks of a host share, others use messages.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,26 +12,26 @@ use crate::interpreter::flight::Ticket;
 use crate::interpreter::memory::Memory;
 use crate::transport::Stamp;
 
-/// A step of the ranks of a host, which wait for each other. It may use the memory that it was made for until
-/// it has ended, or for ever after an error.
+/// A step in which the ranks of a host wait for each other. It may use the memory that it was made for until
+/// it has ended; after an error it may use that memory for ever.
 pub trait HostStep {
     /// Goes on to the next wait for another rank, or to its end.
     fn poll(&mut self) -> Result<StepProgress>;
 
-    /// Waits a little for other ranks, or until one has come since the last [`poll`](Self::poll). Returns true
-    /// if it has slept, and an error if for `limit` no rank came or made progress.
+    /// Waits a little for other ranks. Returns at once if one has come since the last [`poll`](Self::poll).
+    /// Returns true if it has slept, and an error if no rank came or made progress for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<bool>;
 
-    /// Lets the waiting ranks of this step know that this one makes progress on its way there.
+    /// Shows the ranks that wait in this step that this rank makes progress on its way to it.
     fn beat(&self);
 }
 
-/// What a look at a step has given.
+/// The result of one [`poll`](HostStep::poll) of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepProgress {
-    /// Nothing: another rank has not come.
+    /// The step waits: another rank has not come.
     Waits,
-    /// It has gone on to another wait.
+    /// The step has gone on to another wait.
     Moved,
     /// The step has ended.
     Ended,
@@ -40,9 +39,9 @@ pub enum StepProgress {
 
 /// A step of a program.
 pub enum ProgramStep {
-    /// In memory that the ranks of a host share.
+    /// A step in memory that the ranks of a host share.
     Host(Box<dyn HostStep>),
-    /// By messages, on a range of the memory.
+    /// A step by messages, on a range of the memory.
     Plan(Arc<Schedule>, Range<usize>),
 }
 
@@ -53,14 +52,14 @@ pub(super) struct Program {
     pub(super) priority: i32,
     /// The steps that are left.
     pub(super) steps: VecDeque<ProgramStep>,
-    /// The flight of the first of them, if it is by messages and has begun.
+    /// The ticket of the first of these steps, if it goes by messages and has begun.
     pub(super) flight: Option<Ticket>,
     /// The memory, which outlives the steps.
     pub(super) memory: Memory,
 }
 
 impl Program {
-    /// The step in shared memory that it is at.
+    /// Returns the present step, if it is one in shared memory.
     pub(super) fn host_step(&mut self) -> Option<&mut dyn HostStep> {
         match self.steps.front_mut() {
             Some(ProgramStep::Host(step)) => Some(step.as_mut()),
@@ -68,7 +67,7 @@ impl Program {
         }
     }
 
-    /// Lets the ranks that wait for this one in a later step know that messages have moved.
+    /// Shows the ranks that already wait in the next shared-memory step that messages have moved.
     pub(super) fn beat(&self) {
         let waiting =
             self.steps.iter().find_map(|step| if let ProgramStep::Host(step) = step { Some(step) } else { None });

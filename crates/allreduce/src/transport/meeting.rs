@@ -1,6 +1,6 @@
-//! Lets ranks meet at counters in memory that they share: no rank goes on before all have come, and writes
-//! made before the meeting are visible after it. An operation's meetings have a lane of their own: its first
-//! rank takes a free one, and its last rank to leave frees it.
+//! Barriers (meetings) of ranks at counters in memory that they share. No rank goes on before all have come,
+//! and writes made before the meeting are visible after it. An operation's meetings have a lane of their own:
+//! its first rank takes a free one, and its last rank to leave frees it.
 //!
 //! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the
 //! memory model allows.
@@ -15,17 +15,17 @@ use rustix::thread::{Timespec, futex};
 pub(crate) trait Number {
     fn load(&self, ordering: Ordering) -> u32;
     fn store(&self, value: u32, ordering: Ordering);
-    /// Adds to it, and returns the value before.
+    /// Adds to the number. Returns the value that it had before.
     fn add(&self, value: u32, ordering: Ordering) -> u32;
-    /// Makes it 1 if it is 0. Returns true if it was.
+    /// Sets the number to 1 if it is 0. Returns true if it was 0.
     fn lock(&self) -> bool;
 }
 
 /// A number that ranks may sleep on.
 pub(crate) trait SleepCounter: Number {
-    /// Sleeps if it still is `value`, until it is woken or for `longest`.
+    /// Sleeps until it is woken, for at most `longest`. Returns at once if the number is no longer `value`.
     fn sleep(&self, value: u32, longest: Duration);
-    /// Wakes all that sleep.
+    /// Wakes all ranks that sleep on this number.
     fn wake(&self);
 }
 
@@ -74,8 +74,8 @@ pub(super) struct Meeting<'a, N> {
 }
 
 impl<N: SleepCounter> Meeting<'_, N> {
-    /// Comes to a meeting of `ranks` ranks. `met` publishes the number of meetings that this rank has come
-    /// to. The last rank rings the `bell`. Returns the meeting to wait for, unless this was the last rank.
+    /// Comes to a meeting of `ranks` ranks. Stores in `met` how many meetings this rank has come to. The last
+    /// rank that comes rings the `bell`. Returns the meeting to wait for; `None` for the last rank.
     pub(super) fn come(&self, met: &N, ranks: u32, bell: &Bell<'_, N>) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         met.store(generation.wrapping_add(1), Ordering::Relaxed);
@@ -94,8 +94,8 @@ impl<N: SleepCounter> Meeting<'_, N> {
     }
 }
 
-/// The counters by which ranks that wait, whatever for, notice that a meeting has taken place. All begin at
-/// zero. A rank reads the bell, looks at all that it waits for, and then waits for the bell to ring again.
+/// The counters that tell all waiting ranks that some meeting has taken place. All begin at zero. A rank
+/// reads the bell, looks at all that it waits for, and then waits for the bell to ring again.
 pub(super) struct Bell<'a, N> {
     /// The number of times that it was rung.
     pub(super) rings: &'a N,
@@ -116,7 +116,7 @@ impl<N: SleepCounter> Bell<'_, N> {
         }
     }
 
-    /// Looks as long as `is_awake` returns true. Returns true if the bell was rung since it was `read`.
+    /// Looks at the bell as long as `is_awake` returns true. Returns true if the bell has rung since `read`.
     pub(super) fn look(&self, read: u32, mut is_awake: impl FnMut() -> bool) -> bool {
         loop {
             if self.read() != read {
@@ -128,7 +128,7 @@ impl<N: SleepCounter> Bell<'_, N> {
         }
     }
 
-    /// Sleeps until it is rung, if it was not since it was `read`, or for `longest`, or a moment less.
+    /// Sleeps until the bell rings, for at most `longest`. Returns at once if the bell has rung since `read`.
     pub(super) fn nap(&self, read: u32, longest: Duration) {
         self.sleepers.add(1, Ordering::SeqCst);
         // The rank that rings sees the sleeper, or the sleeper sees the ring: both are `SeqCst`.
@@ -139,29 +139,32 @@ impl<N: SleepCounter> Bell<'_, N> {
     }
 }
 
-/// The counters that say which operation has which lane, one of each for each lane. All begin at zero.
+/// The counters that say which operation has which lane: a stamp and an epoch for each lane. All begin at
+/// zero.
 pub(super) struct Tenancies<'a, N> {
-    /// Locked by who takes a lane.
+    /// The lock, which a rank holds while it takes a lane.
     pub(super) lock: &'a N,
     /// The stamps of the operations.
     pub(super) stamps: &'a [N],
-    /// Odd while an operation has the lane, and another number for each.
+    /// The epoch of each lane. It is odd while an operation has the lane, and is another number for each
+    /// operation.
     pub(super) epochs: &'a [N],
 }
 
-/// The looks at the lock before a rank does something else.
+/// The number of times that a rank tries the lock before it does something else.
 const LOCK_LOOKS: usize = if cfg!(test) { 1 } else { 1000 };
 
 impl<N: Number> Tenancies<'_, N> {
-    /// Enters the lane that the operation `stamp` has, or takes a free one for it. Returns its index; `None` if
-    /// no lane can be had now. `entered` holds the epoch in which this rank was last in each lane: an operation
-    /// in which it has been is over for it, and a later one may have the same stamp.
+    /// Enters the lane that the operation `stamp` has, or takes a free one for it. Returns the lane's index;
+    /// `None` if no lane can be had now. `entered` holds the epoch in which this rank was last in each lane.
+    /// The rank never enters a lane twice in one epoch, because a later operation may have the same stamp.
     pub(super) fn enter(&self, entered: &mut [u32], stamp: u32) -> Option<usize> {
         for look in 1.. {
             if let Some(index) = self.find(entered, stamp) {
                 return Some(index);
             }
-            // Who has the lock gives it back after a few loads and stores, unless it loses its core.
+            // The rank that has the lock gives it back after a few loads and stores, unless it loses its
+            // core.
             match self.lock.lock() {
                 true => break,
                 false if look == LOCK_LOOKS => return None,
@@ -178,7 +181,8 @@ impl<N: Number> Tenancies<'_, N> {
         found
     }
 
-    /// Enters the lane of an operation. It keeps the lane until this rank has been in it.
+    /// Enters the lane of an operation, if it has one. The operation keeps the lane until this rank too has
+    /// left it.
     fn find(&self, entered: &mut [u32], stamp: u32) -> Option<usize> {
         let lanes = self.epochs.iter().zip(self.stamps).zip(entered);
         lanes.enumerate().find_map(|(index, ((epoch, own), entered))| {
@@ -191,7 +195,8 @@ impl<N: Number> Tenancies<'_, N> {
         })
     }
 
-    /// Leaves a lane, in which `left` of `ranks` ranks have left. It is free when the last has.
+    /// Leaves a lane. `left` counts the ranks that have left it, of `ranks`. The lane is free when all have
+    /// left.
     pub(super) fn leave(&self, lane: usize, left: &N, ranks: u32) {
         if left.add(1, Ordering::AcqRel) + 1 == ranks {
             left.store(0, Ordering::Relaxed);
@@ -205,7 +210,8 @@ pub(super) fn offer(taken: &impl Number) {
     taken.store(0, Ordering::Relaxed);
 }
 
-/// The next piece of `pieces` that nobody has taken, between that meeting and the next.
+/// Takes the next of the offered `pieces`. Returns `None` if all are taken. Is to be called between the
+/// meeting after the offer and the next one.
 pub(super) fn take(taken: &impl Number, pieces: usize) -> Option<usize> {
     let piece = taken.add(1, Ordering::Relaxed) as usize;
     (piece < pieces).then_some(piece)

@@ -1,9 +1,10 @@
-//! A shared window of the ranks of one host: places to meet, and room for the data that they show each other.
+//! A shared window of the ranks of one host: counters at which they meet, and room for the data that they
+//! exchange.
 //!
-//! Every rank has a *local rank*. Ranks meet: none passes a meeting before all have come, and writes made
-//! before it are visible after it. A rank that waits gives its core away for a moment. It then sleeps in the
-//! kernel until the last rank comes to any meeting, so that ranks may outnumber cores. It wakes now and then
-//! to see if the job was stopped, or other work has come.
+//! Every rank has a *local rank*. Ranks meet (a barrier): none passes a meeting before all have come, and
+//! writes made before it are visible after it. A rank that waits gives its core away for a moment. It then
+//! sleeps in the kernel until the last rank comes to any meeting, so that ranks may outnumber cores. It wakes
+//! up now and then to look whether the job was stopped or other work has come.
 //!
 //! Each operation has a *lane*, which its ranks enter and leave. So several operations may be under way, and
 //! ranks may begin them in different orders. The first lanes have long slots, the others short ones.
@@ -13,8 +14,8 @@
 //!   lane: counters | a local rank's state, one line each | a short slot a local rank | slots: 2 a local rank | sums: 2
 //! ```
 //!
-//! Of the two slots, one may be filled while the other is read. The window is one [`Region`]: nothing is left
-//! of it when its processes end, and pages exist once they are touched.
+//! One of the two slots may be filled while the other is read. The window is one [`Region`]: nothing of it is
+//! left when its processes end, and its pages take memory only when they are first touched.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -27,32 +28,36 @@ use ringpull_base::buffer::region::{Address, Region};
 use crate::transport::Stamp;
 use crate::transport::meeting::{self, Bell, Meeting, Tenancies};
 
-/// The operations that a rank may have under way in the window at once.
+/// The most operations that a rank may have under way in the window at once.
 pub const MOST_UNDER_WAY: usize = 16;
-/// The place, counted from the first operation that a rank cannot begin yet, before which it begins others.
+/// The length of the part of the queue in which a rank looks for operations to begin. The part starts with
+/// the first operation that the rank cannot begin yet.
 pub const AHEAD: usize = 16;
-/// The lanes. Counted from the first operation that some rank has not ended, those that any rank has begun are
-/// at fewer places than this, and each has one lane at a time: so it always finds one.
+/// The number of lanes. At most as many operations have begun on some rank and wait for another rank to come.
+/// Each has one lane at a time. The other lanes are left by ranks that need no other for it. So an operation
+/// finds a lane, soon if not at once.
 pub const LANES: usize = MOST_UNDER_WAY + AHEAD;
-/// The lanes with long slots. A rank takes the first lane that is free, so that a job with one operation after
-/// another uses two lanes, which stay in the cache.
+/// The number of lanes with long slots. A rank takes the first lane that is free. So a job with one operation
+/// after another uses two lanes, which stay in the cache.
 const LONG_LANES: usize = 4;
 /// The bytes of a short slot.
 pub const SHORT_BYTES: usize = 16 << 10;
-/// The bytes of a slot of the other lanes.
+/// The bytes of a slot in the lanes that have no long slots.
 const SHORTER_SLOT_BYTES: usize = 64 << 10;
-/// The least bytes of a slot of the first lanes. Such a slot is long, as far as all slots of a lane stay in the last cache: every
-/// piece costs a meeting, and a meeting with a rank that waits for a core costs as much as summing megabytes.
+/// The least bytes of a slot of the first lanes. Such a slot is as long as it can be while all slots of a
+/// lane stay in the last-level cache. The reason is that every piece costs a meeting, and a meeting with a
+/// rank that waits for a core costs as much as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const LONGEST_SLOT_BYTES: usize = 1 << 20;
-/// The bytes of all slots and places for sums of a lane, unless their least is more.
+/// The bytes of all slots and places for sums of a lane. They are more if slots of the least length need
+/// more.
 const ALL_SLOTS_BYTES: usize = 8 << 20;
 
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// The places at the window's begin, each on lines of its own: the lock of the lanes, the bell, the number of
-/// its sleepers, the local rank, from 1, whose memory another rank could not use, the stamps and the epochs of
-/// all lanes, and each local rank's number of times that it made progress.
+/// The offsets at the window's begin, each on cache lines of its own. They are of the lock of the lanes, the
+/// bell, the number of ranks that sleep on it, a local rank plus 1 whose memory another rank could not use,
+/// the stamps of all lanes, the epochs of all lanes, and each local rank's count of its progress.
 const LOCK: usize = 0;
 const RINGS: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
@@ -60,34 +65,35 @@ const UNUSABLE: usize = 3 * LINE_BYTES;
 const STAMPS: usize = 4 * LINE_BYTES;
 const EPOCHS: usize = STAMPS + (LANES * size_of::<u32>()).next_multiple_of(LINE_BYTES);
 const BEATS: usize = EPOCHS + (LANES * size_of::<u32>()).next_multiple_of(LINE_BYTES);
-/// The places at a lane's begin, each on a line of its own.
+/// The offsets at a lane's begin, each on a cache line of its own.
 const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const LEFT: usize = 2 * LINE_BYTES;
 const LOCAL_RANKS: usize = 3 * LINE_BYTES;
-/// The places within a local rank's state: the number of meetings it came to, the number of pieces of its
-/// work that are taken, the number it shows, and the name of its operation.
+/// The offsets within a local rank's state. They are of the number of meetings that it came to, the number of
+/// pieces of its work that are taken, the number that it shows, and the name of its operation.
 const MET: usize = 0;
 const TAKEN: usize = 4;
 const SHOWN: usize = 8;
 const NAME: usize = 16;
 
-/// The time for which a waiting rank gives its core away again and again before it sleeps: to wake up takes a
-/// good part of that time.
+/// The time for which a waiting rank yields its core again and again before it sleeps. Waking up takes a good
+/// part of that time.
 const AWAKE: Duration = Duration::from_micros(100);
-/// A sleep is this part of the time waited so far, within these limits. Other work may come meanwhile, and the
-/// longer nothing happens, the less it matters to be quick.
+/// The length of a sleep is the time waited so far divided by this, within these limits. Other work may come
+/// meanwhile. The longer nothing has happened, the less a late answer matters.
 const NAP_PART: u32 = 16;
 const NAPS: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(4));
-/// The longest time that counts as a nap; a longer one is the absence of this process, not of its peers.
+/// The most that one nap adds to the time waited. If a nap took longer, this process was held up, and not its
+/// peers.
 const MOST_COUNTED: Duration = Duration::from_millis(200);
 
-/// The local ranks that did not come, while no rank made progress for a time.
+/// The local ranks that did not come. It is the error of a wait in which no rank made progress for too long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absence {
     /// The local ranks.
     pub local_ranks: Vec<usize>,
-    /// The time that it has waited.
+    /// The time for which this rank has waited.
     pub waited: Duration,
 }
 
@@ -99,7 +105,7 @@ pub struct Window {
     layout: WindowLayout,
 }
 
-/// The offsets of a window of a number of local ranks; those from `short` on are within a lane.
+/// The offsets in a window of a number of local ranks. `short` and `slots` are offsets within a lane.
 #[derive(Clone, Copy)]
 struct WindowLayout {
     lanes: usize,
@@ -118,7 +124,8 @@ impl WindowLayout {
         let short = (LOCAL_RANKS + local_size * LINE_BYTES).next_multiple_of(PAGE_BYTES);
         let slots = short + local_size * SHORT_BYTES;
         let all_slots = |slot_bytes| 2 * (local_size + 1) * slot_bytes;
-        // The more ranks, the longer a window, though not its slots: it may be made for more than there are.
+        // More ranks make a window longer, but not its slots, because it may be made for more ranks than
+        // there are.
         let lane_bytes = [all_slots(slot_bytes).max(ALL_SLOTS_BYTES), all_slots(SHORTER_SLOT_BYTES)];
         WindowLayout { lanes, short, slots, slot_bytes, lane_bytes: lane_bytes.map(|bytes| slots + bytes) }
     }
@@ -157,7 +164,7 @@ impl Window {
         Ok(Window { region, local_rank, local_size, layout })
     }
 
-    /// The address at which peers find it.
+    /// The address at which peers find the window.
     pub fn address(&self) -> Address {
         self.region.address()
     }
@@ -172,25 +179,25 @@ impl Window {
         self.local_size
     }
 
-    /// Enters the lane of the operation `stamp`; `None` if none can be had now. `entered` is this rank's
-    /// record of the lanes, which begins with zeros.
+    /// Enters the lane of the operation `stamp`. Returns `None` if no lane is free now. `entered` is this
+    /// rank's record of the lanes; it begins with zeros.
     pub fn enter(&self, stamp: Stamp, entered: &mut [u32; LANES]) -> Option<usize> {
         self.tenancies().enter(entered, stamp)
     }
 
-    /// Leaves a lane: this rank has read all that it needs there.
+    /// Leaves a lane, after this rank has read all that it needs there.
     pub fn leave(&self, lane: usize) {
         self.tenancies().leave(lane, self.lane(lane).number(LEFT), self.local_size as u32);
     }
 
-    /// The view of a lane that this rank has entered.
+    /// One lane of the window, which this rank has entered.
     pub fn lane(&self, index: usize) -> WindowLane<'_> {
         let (start, slot_bytes) = self.layout.lane(index);
         WindowLane { window: self, start, slot_bytes }
     }
 
-    /// Returns the number of times that a meeting has taken place, to be read before this rank looks at all
-    /// that it waits for, and then [waits](WindowWait::wait).
+    /// Returns the number of meetings that have taken place. A rank reads it first, then looks at all that it
+    /// waits for, and then [waits](WindowWait::wait).
     pub fn rings(&self) -> u32 {
         self.bell().read()
     }
@@ -199,8 +206,8 @@ impl Window {
         Bell { rings: self.number(RINGS), sleepers: self.number(SLEEPERS) }
     }
 
-    /// Lets all ranks know after the next meeting, for good, that this one could not use a local rank's
-    /// memory.
+    /// Records that this rank could not use a local rank's memory. All ranks see it after the next meeting,
+    /// and the record stays.
     pub fn fail(&self, local_rank: usize) {
         self.number(UNUSABLE).store(local_rank as u32 + 1, Ordering::Relaxed);
     }
@@ -258,7 +265,8 @@ impl<'a> WindowLane<'a> {
         self.slot_bytes
     }
 
-    /// A local rank's slot, of [`slot_bytes`](Self::slot_bytes); `turn` counts the uses.
+    /// A local rank's slot, of [`slot_bytes`](Self::slot_bytes). `turn` counts the uses; even and odd turns
+    /// have different slots.
     pub fn slot(self, turn: usize, local_rank: usize) -> *mut u8 {
         self.at(self.window.layout.slots + (turn % 2 * self.window.local_size + local_rank) * self.slot_bytes)
     }
@@ -283,18 +291,19 @@ impl<'a> WindowLane<'a> {
         self.long(self.window.local_rank, NAME).store(name, Ordering::Relaxed);
     }
 
-    /// Returns a local rank that has given the operation another name. To be called after the first meeting.
+    /// Returns a local rank that has given the operation another name. Is to be called after the first
+    /// meeting.
     pub fn differs(self, name: u64) -> Option<usize> {
         (0..self.window.local_size).find(|local_rank| self.long(*local_rank, NAME).load(Ordering::Relaxed) != name)
     }
 
-    /// Offers this local rank's work anew. Any rank may take it after the next meeting, and all of it is
-    /// taken before the one after.
+    /// Offers this local rank's work anew. Any rank may take pieces of it after the next meeting. All pieces
+    /// are taken before the meeting after that.
     pub fn offer(self) {
         meeting::offer(self.taken(self.window.local_rank));
     }
 
-    /// The next piece of a local rank's work, of `pieces`, that no rank has taken.
+    /// Takes the next of the `pieces` of a local rank's work. Returns `None` if all are taken.
     pub fn take(self, local_rank: usize, pieces: usize) -> Option<usize> {
         meeting::take(self.taken(local_rank), pieces)
     }
@@ -353,9 +362,10 @@ impl WindowWait {
         WindowWait { awake: Awake::new(AWAKE), looked: Instant::now(), waited: Duration::ZERO, activity: None }
     }
 
-    /// Waits a little, awake at first, then asleep, or until a meeting has taken place since `rings` was
-    /// [read](Window::rings). This rank waits for `meeting`, of a lane and a number, or for a lane. Returns true
-    /// if it has slept. Returns an error if for `limit` no rank came to any meeting or made progress.
+    /// Waits a little, awake at first, then asleep. Returns at once if a meeting has taken place since
+    /// `rings` was [read](Window::rings). `meeting` is the lane and the number of the meeting that this rank
+    /// waits for; it is `None` if the rank waits for a free lane. Returns true if it has slept. Returns an
+    /// error if no rank came to any meeting or made progress for `limit`.
     pub fn wait(
         &mut self,
         window: &Window,
