@@ -19,7 +19,7 @@ pub trait HostStep {
     fn poll(&mut self) -> Result<StepProgress>;
 
     /// Waits a little for other ranks. Returns at once if one has come since the last [`poll`](Self::poll).
-    /// Returns true if it has slept, and an error if no rank came or made progress for `limit`.
+    /// Returns true if it has slept in vain, and an error if no rank came or made progress for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<bool>;
 
     /// Shows the ranks that wait in this step that this rank makes progress on its way to it.

@@ -213,9 +213,10 @@ impl Runner {
             // An operation that finished without a message has nothing to wait for.
             self.idle = IdleWait::default();
             let step = self.programs.iter_mut().find_map(Program::host_step);
-            let has_slept = step.map_or(Ok(false), |step| step.wait(self.limit)).inspect_err(|_| self.end_all())?;
-            if has_slept {
-                // A rank may not come before it has what the library still holds of an earlier message.
+            let is_in_vain = step.map_or(Ok(false), |step| step.wait(self.limit)).inspect_err(|_| self.end_all())?;
+            if is_in_vain {
+                // A rank may not come before it has what the library still holds of an earlier message. Not
+                // after each sleep: the library gives the core away.
                 transport.progress();
             }
             return Ok(());

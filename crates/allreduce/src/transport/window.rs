@@ -80,10 +80,8 @@ const NAME: usize = 16;
 /// The time for which a waiting rank yields its core again and again before it sleeps. Waking up takes a good
 /// part of that time.
 const AWAKE: Duration = Duration::from_micros(100);
-/// The length of a sleep is the time waited so far divided by this, within these limits. Other work may come
-/// meanwhile. The longer nothing has happened, the less a late answer matters.
-const NAP_PART: u32 = 16;
-const NAPS: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(4));
+/// The longest time of a sleep: other work may come meanwhile.
+const NAP: Duration = Duration::from_millis(4);
 /// The most that one nap adds to the time waited. If a nap took longer, this process was held up, and not its
 /// peers.
 const MOST_COUNTED: Duration = Duration::from_millis(200);
@@ -364,8 +362,8 @@ impl WindowWait {
 
     /// Waits a little, awake at first, then asleep. Returns at once if a meeting has taken place since
     /// `rings` was [read](Window::rings). `meeting` is the lane and the number of the meeting that this rank
-    /// waits for; it is `None` if the rank waits for a free lane. Returns true if it has slept. Returns an
-    /// error if no rank came to any meeting or made progress for `limit`.
+    /// waits for; it is `None` if the rank waits for a free lane. Returns true if it has slept in vain. Returns
+    /// an error if no rank came to any meeting or made progress for `limit`.
     pub fn wait(
         &mut self,
         window: &Window,
@@ -376,7 +374,7 @@ impl WindowWait {
         if window.bell().look(rings, || self.awake.is_awake()) {
             return Ok(false);
         }
-        window.bell().nap(rings, (self.waited / NAP_PART).clamp(NAPS.0, NAPS.1));
+        window.bell().nap(rings, NAP);
         let now = Instant::now();
         self.waited += now.duration_since(self.looked).min(MOST_COUNTED);
         self.looked = now;
@@ -387,7 +385,7 @@ impl WindowWait {
             self.waited = Duration::ZERO;
         }
         if self.waited <= limit {
-            return Ok(true);
+            return Ok(window.rings() == rings);
         }
         let is_missing = |local_rank: &usize| {
             let came = |(lane, number): (usize, u32)| {
