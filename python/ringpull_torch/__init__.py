@@ -54,7 +54,8 @@ def _meet(url: str, **more: Any) -> Iterator[Any]:
     """The rendezvous of ``init_method="ringpull://"``: a store on rank 0, whose address goes through MPI."""
     from ringpull import torch_distributed
 
-    yield torch_distributed.meet(more.get("timeout"))
+    said = dict(parse_qsl(urlsplit(url).query))
+    yield torch_distributed.meet(more.get("timeout"), int(said.get("rank", -1)), int(said.get("world_size", -1)))
 
 
 def load() -> None:

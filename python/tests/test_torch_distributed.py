@@ -164,6 +164,22 @@ def test_torchrun_without_mpi_is_one_error():
     assert status == 1 and "torchrun starts no ranks of MPI: start it with mpirun" in output, output
 
 
+def test_a_number_of_ranks_that_mpi_does_not_have_is_one_error():
+    """A framework would divide the data among ranks that are not there."""
+    code = """if True:
+        import sys, torch.distributed as dist, ringpull.torch_distributed
+        said = dict(word.split("=") for word in sys.argv[1:])
+        try:
+            dist.init_process_group("ringpull", **{name: int(value) for name, value in said.items()})
+        except ValueError as error:
+            print(error)"""
+    for words in ["rank=0 world_size=2", "rank=1 world_size=2"]:
+        status, output = run([ringpull_binary(), "launch", "-n", 1, "--", sys.executable, "-c", code, *words.split()])
+        place = "1 of 2" if "rank=1" in words else "0 of 2"
+        assert status == 0 and f"rank {place} by init_process_group, but rank 0 of 1 by MPI" in output, output
+        assert "ringpull launch -n 2" in output, output
+
+
 def test_other_backends_meet_as_they_do_without_ours():
     code = """if True:
         import torch.distributed as dist

@@ -83,16 +83,21 @@ def _check_others(backends: str) -> None:
         )
 
 
+def _check_place(comm: Communicator, rank: int, size: int) -> None:
+    """Raises if the program counts on another rank or another number of ranks than MPI has."""
+    if (comm.rank, comm.size) != (rank, size):
+        raise ArgumentError(
+            f"this process is rank {rank} of {size} by init_process_group, but rank {comm.rank} of {comm.size} by MPI\n"
+            f"  hint: start as many ranks as the program counts on: ringpull launch -n {size}. It sets RANK and WORLD_SIZE, "
+            "by which frameworks find their ranks; under mpirun Lightning needs mpi4py for that"
+        )
+
+
 def create(options: Any, backends: str) -> Any:
     """Makes the backend, or the whole group, for which PyTorch asks in a group with those backends."""
     _check_others(backends)
     comm = _communicator(list(options.global_ranks_in_group), options.timeout)
-    if (comm.rank, comm.size) != (options.group_rank, options.group_size):
-        raise ArgumentError(
-            f"this process is rank {options.group_rank} of {options.group_size} by init_process_group, "
-            f"but rank {comm.rank} of {comm.size} by MPI\n"
-            "  hint: give init_process_group no rank and world_size, and start the program by mpirun"
-        )
+    _check_place(comm, options.group_rank, options.group_size)
     buckets.share()
     if not is_derived():
         return ProcessGroup(comm, _limit(options.timeout))
@@ -160,11 +165,13 @@ def _joined(places: Sequence[tuple[str, int]], proof: bytes, size: int, timeout:
     )
 
 
-def meet(timeout: timedelta | None = None) -> tuple[Any, int, int]:
-    """A store on rank 0 that every rank can use, this rank, and how many there are."""
+def meet(timeout: timedelta | None = None, rank: int = -1, size: int = -1) -> tuple[Any, int, int]:
+    """A store on rank 0 that every rank can use, this rank, and how many there are. The ``rank`` and the ``size`` that the
+    program has given, where it has, must be MPI's."""
     limit: timedelta = timeout or _distributed.distributed_c10d.default_pg_timeout
     try:
         comm = communicator(timeout=_seconds(limit))
+        _check_place(comm, rank if rank >= 0 else comm.rank, size if size >= 0 else comm.size)
         is_local = comm.local_size == comm.size
         text, store = b"", None
         if comm.rank == 0:
