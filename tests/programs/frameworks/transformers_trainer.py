@@ -10,7 +10,7 @@ import ringpull
 
 class Stops(transformers.TrainerCallback):
     def on_step_end(self, arguments, state, control, **_):
-        control.should_training_stop = ringpull.should_stop(arguments.process_index == 1 and state.global_step == 3)
+        control.should_training_stop |= ringpull.should_stop(arguments.process_index == 1 and state.global_step == 3)
 
 
 class Tokens(torch.utils.data.Dataset):
