@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import itertools
@@ -9,6 +10,7 @@ import os
 import secrets
 import socket
 import struct
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -144,21 +146,33 @@ _ANSWERS_S = (2.0, 30.0)
 _PROOF = "ringpull"
 
 
+def _answer(host: str, port: int, size: int, answer_s: float) -> tuple[Any, bytes] | None:
+    """The store there with its proof, if it answers in time. Where somebody else listens and says nothing, PyTorch 2.15
+    waits without end: that thread is left."""
+    found: list[tuple[Any, bytes]] = []
+
+    def ask() -> None:
+        # A store that does not answer in time is a RuntimeError.
+        with contextlib.suppress(OSError, RuntimeError):
+            socket.create_connection((host, port), timeout=answer_s).close()
+            answer = timedelta(seconds=answer_s)
+            store = _distributed.TCPStore(host, port, size, False, answer, wait_for_workers=False)
+            found.append((store, store.get(_PROOF)))
+
+    asking = threading.Thread(target=ask, name="ringpull-store", daemon=True)
+    asking.start()
+    asking.join(2 * answer_s)
+    return next(iter(found), None)
+
+
 def _joined(places: Sequence[tuple[str, int]], proof: bytes, size: int, timeout: timedelta) -> Any:
     """The store at the first of these addresses and ports that has this proof. Hosts may have the same address
     on an interface of their own, such as docker0, and somebody else may listen there."""
     for answer_s, (host, port) in itertools.product(_ANSWERS_S, places):
-        try:
-            socket.create_connection((host, port), timeout=answer_s).close()
-            answer = timedelta(seconds=answer_s)
-            store = _distributed.TCPStore(host, port, size, False, answer, wait_for_workers=False)
-            if store.get(_PROOF) != proof:
-                continue
-        # A store that does not answer in time is a RuntimeError.
-        except (OSError, RuntimeError):
-            continue
-        store.set_timeout(timeout)
-        return store
+        found = _answer(host, port, size, answer_s)
+        if found and found[1] == proof:
+            found[0].set_timeout(timeout)
+            return found[0]
     raise KVStoreError(
         f"the store of rank 0 cannot be reached at {', '.join(f'{host} port {port}' for host, port in places)}\n"
         "  hint: open the ports between the hosts, or set MASTER_ADDR and MASTER_PORT"
