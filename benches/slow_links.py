@@ -73,7 +73,7 @@ criterion = nn.CrossEntropyLoss()
 
 
 class FixedRanks:
-    """What DiLoCo asks of torchft's manager, for ranks that stay: averages over the process group."""
+    """Stands in for torchft's manager where ranks stay: averages over the process group."""
 
     _use_async_quorum = False
 

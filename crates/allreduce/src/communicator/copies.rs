@@ -1,4 +1,4 @@
-//! Broadcast, allgather and alltoall that block: collectives that copy data and do not reduce it.
+//! Broadcast and allgather that block: collectives that copy data and do not reduce it.
 
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::Parts;
@@ -30,13 +30,5 @@ impl Communicator {
     /// Returns every rank's part, bounded in bytes, of which `fill` writes this rank's.
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         self.executor.gather(parts, stamp, fill)
-    }
-
-    /// Exchanges blocks with every rank, and returns those received in the order of the ranks: `input` has
-    /// `given[r]` bytes for rank `r`, and `taken[r]` come from it.
-    pub fn alltoall(&mut self, (given, taken): (&[usize], &[usize]), input: Memory, stamp: Stamp) -> Result<Buffer> {
-        let all = Memory::Own(Buffer::zeroed(taken.iter().sum()));
-        let begun = self.begin_alltoall(None, (given, taken), (input, all), Passage { stamp, priority: 0 });
-        Ok(self.complete(begun)?.into_output().into_buffer())
     }
 }

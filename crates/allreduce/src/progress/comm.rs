@@ -2,10 +2,11 @@
 //!
 //! It alone talks to the transport. Sums begin as they are launched, a limited number at once, and progress
 //! together, by messages and in shared memory alike. A job that needs the communicator to itself runs when no
-//! other operation of all ranks is under way; so does a sum by the library's own allreduce. The sums of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of
-//! its own choice is asked again when those are done. Finished operations are handed on in the order in which
-//! they began, with two exceptions. One may overtake those of lower priority; one for which a held operation
-//! waits may overtake all. None overtakes an operation of its own topic.
+//! other operation of all ranks is under way; so does a sum by the library's own allreduce. The sums of a
+//! bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice is
+//! asked again when those are done. Finished operations are handed on in the order in which they began, with
+//! two exceptions. One may overtake those of lower priority; one for which a held operation waits may
+//! overtake all. None overtakes an operation of its own topic.
 //!
 //! A divided sum, and messages of a key, begin when no earlier operation of their topics is under way: these
 //! leave the value that an update needs, or the residual of a compressed gradient. Until then they are held.

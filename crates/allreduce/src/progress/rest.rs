@@ -2,10 +2,10 @@
 //! the launches that follow.
 //!
 //! Sums that progress beside others may begin in any order, so some go ahead of a sum that this rank has not
-//! called yet: few enough that there is room for it, and for all of them in memory that ranks share. An operation that runs alone keeps its place. Another rank that runs it begins nothing later,
-//! and waits for the operations that it began before. So nothing passes such an operation, and it passes
-//! nothing. Nor does an operation pass an earlier one of its key, whose value would replace that of the later
-//! one.
+//! called yet: few enough that there is room for it, and for all of them in memory that ranks share. An
+//! operation that runs alone keeps its place. Another rank that runs it begins nothing later, and waits for
+//! the operations that it began before. So nothing passes such an operation, and it passes nothing. Nor does
+//! an operation pass an earlier one of its key, whose value would replace that of the later one.
 
 use std::collections::{BTreeSet, VecDeque};
 

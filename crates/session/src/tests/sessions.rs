@@ -533,7 +533,7 @@ fn a_goodbye_that_meets_a_half_written_frame_is_answered_behind_it() {
     }
 }
 
-/// What was sent has arrived, whatever the other end was in the middle of.
+/// A close confirms all that was sent, also in the middle of a frame of the other end.
 #[test]
 fn close_counts_no_frame_that_has_arrived_at_a_peer_that_is_writing() {
     for _ in 0..20 {
