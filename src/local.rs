@@ -76,7 +76,7 @@ impl Backend for Local {
         Err(Error::Unsupported {
             kind: "local".to_owned(),
             operation: format!("set_gradient_compression({compression})"),
-            reason: "its gradients do not travel".to_owned(),
+            reason: "a store of one process sends no gradients".to_owned(),
         })
     }
 

@@ -230,7 +230,7 @@ impl Backend for OnDevices {
         if let Some(compression) = compression
             && self.ranks.is_none()
         {
-            let reason = "gradients leave the process in dist_sync_mpi and the kinds with servers only";
+            let reason = "a store of one process sends no gradients";
             return Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason));
         }
         if compression.is_none() {

@@ -159,7 +159,7 @@ impl ElementType {
         if !known.contains(&reduction) {
             let remedy = match self.arithmetic {
                 Arithmetic::Nothing => {
-                    format!("{name} only travels: cast it to a type that is reduced, such as float32 or int32")
+                    format!("{name} can be sent but not reduced: cast it to a type such as float32 or int32")
                 }
                 Arithmetic::Truth => "max is or, min is and; or cast it to an integer type".to_owned(),
                 _ => {
@@ -272,7 +272,7 @@ mod tests {
             ("bool", Reduction::Sum, false, "hint: max is or, min is and"),
             ("uint32", Reduction::Average, false, "there is no average of uint32"),
             ("uint32", Reduction::Sum, true, "uint32 cannot be multiplied by a factor"),
-            ("float8_e5m2", Reduction::Sum, false, "hint: float8_e5m2 only travels: cast it"),
+            ("float8_e5m2", Reduction::Sum, false, "hint: float8_e5m2 can be sent but not reduced: cast it"),
         ] {
             let text = said(name, reduction, is_scaled).unwrap();
             assert!(text.contains(words), "{text}");

@@ -348,7 +348,7 @@ pub enum Error {
     /// This process was started by an MPI rank and has inherited the variables of that rank, but it is not
     /// that rank.
     #[error(
-        "{what}, whose place in the job it has only inherited\n  hint: create the store in the rank alone, in a script of multiprocessing under `if __name__ == \"__main__\":`; a child that needs one of its own creates the kind local, or is started without the variables that begin with {variables}"
+        "{what}: it has only inherited the place of that rank in the job\n  hint: create the store in the rank itself; a script that uses multiprocessing needs `if __name__ == \"__main__\":` around its program; a child that needs a store of its own creates the kind local, or is started without the variables that begin with {variables}"
     )]
     Inherited {
         /// The process that the child inherits from.

@@ -121,7 +121,7 @@ fn examples() -> Vec<Error> {
         Error::Unsupported {
             kind: text("local"),
             operation: text("set_gradient_compression"),
-            reason: text("nothing travels"),
+            reason: text("a store of one process sends no gradients"),
         },
         Error::MixedKeyTypes { key: Key::from(3), first: w.clone(), rank: 0 },
         Error::NotInitialized { key: key.clone(), operation: text("push"), rank: 0 },

@@ -324,7 +324,7 @@ impl Scheduler {
             let Settings { num_workers, num_servers, .. } = self.settings;
             let what = format!(
                 "after {:.0} s only {workers} of {num_workers} workers and {servers} of {num_servers} servers \
-                 have come to the scheduler",
+                 have reached the scheduler",
                 now.as_secs_f64(),
             );
             let remedy = "start as many processes of each DMLC_ROLE as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, \

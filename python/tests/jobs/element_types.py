@@ -70,7 +70,7 @@ def sums(of, dtype):
         raises(ValueError, ["no average of " + dtype], comm.allreduce, mine, "average")
         raises(ValueError, [dtype, "factor"], comm.allreduce, mine, postscale=0.5)
     else:
-        raises(ValueError, [f"no sum of {dtype}", "only travels"], comm.allreduce, mine)
+        raises(ValueError, [f"no sum of {dtype}", "can be sent but not reduced"], comm.allreduce, mine)
 
 
 def with_numpy():

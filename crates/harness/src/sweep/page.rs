@@ -56,14 +56,18 @@ impl Match<'_> {
 /// The page for all of `sweeps`.
 pub fn render(sweeps: &[Sweep]) -> String {
     let mut page = "# Allreduce, measured against others\n\n\
-        Generated from the JSON files beside it by `ringpull compare --sizes`. Every sum of every sample was checked. Times are from a \
-        barrier to the slowest rank's end: the median of the jobs' medians, with half the middle half of those as spread, or the middle \
-        half itself where it is wide; the ratio is the best other's time over ours, so above 1 is in our favour. The best other is picked in each row, \
-        after the fact. *Lost* is what another does in less time: each of its jobs took less than any of ours, which with four \
-        jobs each is chance once in seventy times, with two once in six, and the medians differ by more than 2 %. Nothing was set by hand: ours is `auto`. Ranks share \
-        the cores of one machine, emulated hosts too: who polls without yielding loses by that alone where payloads are short. The bound counts bytes on the \
-        links; it is left out up to 1 MiB, of which a link's first burst is much. With a rest before each iteration every sample finds the links' \
-        shapers with the same burst saved up; without one, whoever has the slower barrier seems to have the faster sum.\n"
+        `ringpull compare --sizes` wrote this page from the JSON files beside it. Each command is the one of its day: a later build \
+        may have other options. Every sum of every sample was checked, and ours is `auto`, with nothing set by hand.\n\n\
+        - A time runs from a barrier to the end of the slowest rank. It is the median of the jobs' medians. The spread behind it is half \
+        the distance between the quartiles; where that is wide, the quartiles themselves stand there.\n\
+        - The ratio is the best other's time over ours: above 1 ours is faster. The best other is picked in each row, after the fact.\n\
+        - *(lost)* marks a row where each job of another took less time than any of ours, and the medians differ by more than 2 %. By \
+        chance alone this happens once in 70 times with four jobs each, and once in 6 times with two.\n\
+        - The bound counts bytes on the links. Up to 1 MiB it is left out: the first burst of a link carries much of such a payload.\n\
+        - With a rest before each iteration the shaper of a link has always saved up the same burst. Without a rest, a slow barrier \
+        would make the next sum look fast.\n\
+        - Ranks share the cores of one machine, emulated hosts too. A program that polls without yielding loses by that alone where \
+        payloads are short.\n"
         .to_owned();
     for sweep in sweeps {
         section(&mut page, sweep);
