@@ -249,6 +249,10 @@ def test_all_ranks_stop_at_the_same_step_when_one_is_asked(ranks, who):
     assert [line for lines in said for line in lines if line.startswith("saves")] == [f"saves step {stopped}"] * (stopped != "None"), f"{done}"
 
 
+def test_sums_by_mpi_itself_keep_one_order_among_rows_that_go_beside_them():
+    job(3, "native", "dist_sync_mpi", RINGPULL_ALGORITHM="native")
+
+
 def test_a_worker_of_a_job_with_servers_is_told_that_it_cannot_ask_all_to_stop():
     done = launch(2, 1, HERE / "jobs/stopping.py", "dist_sync", "nobody")
     assert done.status != 0 and all("should_stop" in rank.err for rank in done.ranks), f"{done}"

@@ -21,6 +21,8 @@ struct ProgressState {
     /// Finished parts and all, if the work has parts.
     parts: Option<(usize, usize)>,
     words: String,
+    /// Results so far that have not been shown.
+    results: Vec<String>,
 }
 
 /// Shows the progress of some work until it is dropped.
@@ -34,7 +36,7 @@ pub struct Progress {
 impl Progress {
     /// Begins, with what is done first.
     pub fn start(words: impl Into<String>) -> Self {
-        let state = Arc::new(Mutex::new(ProgressState { parts: None, words: words.into() }));
+        let state = Arc::new(Mutex::new(ProgressState { words: words.into(), ..ProgressState::default() }));
         let (end, ended) = channel();
         let of_thread = Arc::clone(&state);
         let in_terminal = std::io::stderr().is_terminal();
@@ -51,12 +53,14 @@ impl Progress {
                 bar.set_draw_target(ProgressDrawTarget::stderr());
                 while wait(TICK) {
                     update(&bar, &lock(&of_thread));
+                    results(&of_thread).for_each(|text| bar.println(text));
                     bar.tick();
                 }
                 bar.finish_and_clear();
                 return;
             }
             loop {
+                results(&of_thread).for_each(|text| eprintln!("{text}"));
                 eprintln!("{}", line(&lock(&of_thread), begun.elapsed()));
                 if !wait(INTERVAL) {
                     return;
@@ -77,7 +81,13 @@ impl Progress {
 
     /// The next of `all` parts, of which `done` are finished.
     pub fn part(&self, done: usize, all: usize, words: impl Into<String>) {
-        *lock(&self.state) = ProgressState { parts: Some((done, all)), words: words.into() };
+        let mut state = lock(&self.state);
+        (state.parts, state.words) = (Some((done, all)), words.into());
+    }
+
+    /// Shows a result so far above the progress.
+    pub fn result(&self, text: String) {
+        lock(&self.state).results.push(text);
     }
 }
 
@@ -96,6 +106,10 @@ fn lock(state: &Mutex<ProgressState>) -> MutexGuard<'_, ProgressState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn results(state: &Mutex<ProgressState>) -> impl Iterator<Item = String> {
+    std::mem::take(&mut lock(state).results).into_iter()
+}
+
 fn update(bar: &ProgressBar, state: &ProgressState) {
     let template = match state.parts {
         None => "{spinner} {elapsed}: {msg}",
@@ -112,10 +126,13 @@ fn update(bar: &ProgressBar, state: &ProgressState) {
     }
 }
 
-/// The state as one line.
+/// The state as one line. The time left takes all parts to be alike.
 fn line(state: &ProgressState, elapsed: Duration) -> String {
     let parts = state.parts.map_or(String::new(), |(done, all)| format!("{done} of {all} done, "));
-    format!("progress: {parts}{} s so far: {}", elapsed.as_secs(), state.words)
+    let left = state.parts.filter(|(done, _)| *done > 0).map_or(String::new(), |(done, all)| {
+        format!(", about {:.0} s left", elapsed.as_secs_f64() / done as f64 * (all - done) as f64)
+    });
+    format!("progress: {parts}{} s so far{left}: {}", elapsed.as_secs(), state.words)
 }
 
 #[cfg(test)]
@@ -124,10 +141,10 @@ mod tests {
 
     #[test]
     fn a_line_says_how_far_the_work_is_without_codes_of_a_terminal() {
-        let mut state = ProgressState { parts: None, words: "host 3 of 8".to_owned() };
+        let mut state = ProgressState { words: "host 3 of 8".to_owned(), ..ProgressState::default() };
         assert_eq!(line(&state, Duration::from_millis(2300)), "progress: 2 s so far: host 3 of 8");
         state.parts = Some((7, 35));
-        assert_eq!(line(&state, Duration::from_secs(12)), "progress: 7 of 35 done, 12 s so far: host 3 of 8");
+        assert_eq!(line(&state, Duration::from_secs(12)), "progress: 7 of 35 done, 12 s so far, about 48 s left: host 3 of 8");
     }
 
     #[test]

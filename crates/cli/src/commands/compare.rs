@@ -23,7 +23,7 @@ use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::mode::{Mode, ServerPlacement};
 use ringpull_harness::progress::Progress;
-use ringpull_harness::rounds::{self, Job, Measurement, TrainSetup, Work};
+use ringpull_harness::rounds::{self, Job, Measurement, RoundsOutcome, TrainSetup, Work};
 use ringpull_harness::shape::{HostRate, RackShape, Shape};
 use ringpull_harness::size::{elements, format_size, parse_size};
 use ringpull_harness::text::several;
@@ -186,29 +186,38 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         sparse,
     };
     let known = if args.resume { known(args, &setup, &variants)? } else { Vec::new() };
-    let mut environment = Environment::survey();
+    let has_remote_hosts = runner.has_remote_hosts();
+    let survey = Environment::survey();
     let counts = fewer.iter().copied().chain([ranks]);
     let jobs: Vec<Job> = counts.map(|ranks| Job { ranks, ..job.clone() }).collect();
+    let compared = |found: &RoundsOutcome, rounds: usize| {
+        let of = |workers: usize| {
+            let (job, setup) = (Job { ranks: workers, ..job.clone() }, Setup { workers, ..setup.clone() });
+            rows(found, &variants, &job, &setup)
+        };
+        let scaling = fewer.iter().map(|workers| ScaledRows { workers: *workers, rows: of(*workers) }).collect();
+        let (rows, setup) = (of(ranks), Setup { rounds, ..setup.clone() });
+        let mut environment = survey.clone();
+        if has_remote_hosts {
+            environment.hosts = found.machines(ranks);
+        }
+        let (stolen, verdict, command) = (results::stolen(&rows), Vec::new(), command());
+        let mut results = Comparison { environment, setup, rows, scaling, stolen, verdict, command };
+        results.verdict = verdict::sentences(&results);
+        results
+    };
     let progress = Progress::start("looking for what is to be compared");
-    let found = rounds::run(&mut runner, &variants, &vec![jobs; args.rounds], known, &mut |step| {
+    let found = rounds::run(&mut runner, &variants, &vec![jobs; args.rounds], known, &mut |found, step| {
+        if step.begins == Some(2) {
+            let first = table::render(&compared(found, 1));
+            progress.result(format!("after round 1 of {}:\n\n{first}", args.rounds));
+        }
         progress.part(step.done, step.planned, step.words);
     });
     progress.at("removing the hosts");
-    if runner.has_remote_hosts() {
-        environment.hosts = found.machines(ranks);
-    }
     drop(runner);
     drop(progress);
-    let of = |workers: usize| {
-        let (job, setup) = (Job { ranks: workers, ..job.clone() }, Setup { workers, ..setup.clone() });
-        rows(&found, &variants, &job, &setup)
-    };
-    let scaling = fewer.iter().map(|workers| ScaledRows { workers: *workers, rows: of(*workers) }).collect();
-    let rows = of(ranks);
-    let stolen = results::stolen(&rows);
-    let command = command();
-    let mut results = Comparison { environment, setup, rows, scaling, stolen, verdict: Vec::new(), command };
-    results.verdict = verdict::sentences(&results);
+    let results = compared(&found, args.rounds);
     let status = finish(&results, args)?;
     Ok(found.interrupted.map_or(status, super::status_of_signal))
 }

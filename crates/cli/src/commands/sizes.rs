@@ -32,7 +32,7 @@ pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed) -> Result<S
         SweepPlan { place: launched.words(), link: args.link, ranks, sizes, rounds: args.rounds, iters: args.iters };
     let progress = Progress::start("looking for the contenders");
     let told = (Environment::survey(), command());
-    let results = sweep::run(&mut launched, &contenders(args), &plan, own_hosts, told, &mut |step| {
+    let results = sweep::run(&mut launched, &contenders(args), &plan, own_hosts, told, &mut |_, step| {
         progress.part(step.done, step.planned, step.words);
     });
     drop(progress);

@@ -67,10 +67,15 @@ pub struct RoundsOutcome {
     pub interrupted: Option<i32>,
 }
 
+/// The job that is about to run.
 #[derive(Debug)]
 pub struct NextJob {
+    /// The number of jobs before it.
     pub done: usize,
+    /// The number of jobs of all rounds.
     pub planned: usize,
+    /// The round, counted from 1, if the job is the first of it.
+    pub begins: Option<usize>,
     pub words: String,
 }
 
@@ -87,7 +92,7 @@ pub fn run(
     variants: &[Variant],
     rounds: &[Vec<Job>],
     known: Vec<Measurement>,
-    progress: &mut dyn FnMut(NextJob),
+    progress: &mut dyn FnMut(&RoundsOutcome, NextJob),
 ) -> RoundsOutcome {
     let mut found = RoundsOutcome { done: known, ..RoundsOutcome::default() };
     let mut present = Vec::new();
@@ -101,11 +106,12 @@ pub fn run(
     // Anything may have run before the first job: a build, or another comparison.
     let mut last_job = Duration::MAX;
     'rounds: for (round, jobs) in (1..).zip(rounds) {
+        let mut begins = Some(round);
         for job in jobs {
             for (place, index) in (1..).zip(order(present.len(), round - 1)) {
                 let variant = present[index];
                 let words = format!("round {round} of {}: {variant} {}", rounds.len(), job.words());
-                progress(NextJob { done, planned, words });
+                progress(&found, NextJob { done, planned, begins: begins.take(), words });
                 done += 1;
                 if found.failed.iter().any(|(other, ranks, _)| (*other, *ranks) == (variant, job.ranks))
                     || found.has(variant, round, job)
@@ -223,10 +229,11 @@ mod tests {
     fn jobs_rotate_and_a_variant_that_failed_is_not_run_again_with_as_many_ranks() {
         let variants = ["dist_sync_mpi", "openmpi:4", "horovod", "mpi"].map(|name| name.parse().unwrap());
         let job = |ranks| Job { ranks, work: Work::Buffers(vec![4, 8]), iters: 2, warmup: 1 };
-        let (mut fake, mut heard) = (Fake::default(), Vec::new());
+        let (mut fake, mut heard, mut begun) = (Fake::default(), Vec::new(), Vec::new());
         let rounds = [vec![job(2), job(3)], vec![job(2), job(3)]];
-        let found = run(&mut fake, &variants, &rounds, Vec::new(), &mut |progress| {
-            heard.push((progress.done, progress.planned));
+        let found = run(&mut fake, &variants, &rounds, Vec::new(), &mut |found, next| {
+            heard.push((next.done, next.planned));
+            begun.extend(next.begins.map(|round| (round, found.done.len())));
         });
         let asked: Vec<String> = fake.jobs.iter().map(|(name, ranks)| format!("{name} {ranks}")).collect();
         let first = ["dist_sync_mpi 2", "openmpi:4 2", "mpi 2", "dist_sync_mpi 3", "openmpi:4 3", "mpi 3"];
@@ -234,6 +241,7 @@ mod tests {
         assert_eq!(asked, [&first[..], &second].concat());
         assert_eq!(fake.settled, (0..asked.len()).collect::<Vec<_>>(), "one wait before each job that runs");
         assert_eq!(heard, (0..12).map(|done| (done, 12)).collect::<Vec<_>>(), "of every planned job");
+        assert_eq!(begun, [(1, 0), (2, 10)], "each round begins with the measurements of those before it");
         assert!(found.absent[0].1.contains("--horovod") && found.absent.len() == 1);
         assert!(found.failed[0].2.to_string().contains("rank 2 is lost") && found.failed.len() == 1);
         let places: Vec<(usize, usize)> =
@@ -246,7 +254,7 @@ mod tests {
         let variants = ["dist_sync_mpi", "openmpi:4", "mpi"].map(|name| name.parse().unwrap());
         let rounds = vec![vec![Job { ranks: 2, work: Work::Buffers(vec![4]), iters: 1, warmup: 1 }]; 3];
         let mut fake = Fake { signal_in: Some((4, 2)), ..Fake::default() };
-        let found = run(&mut fake, &variants, &rounds, Vec::new(), &mut |_| ());
+        let found = run(&mut fake, &variants, &rounds, Vec::new(), &mut |_, _| ());
         let places = |found: &RoundsOutcome| {
             let mut all: Vec<(usize, usize)> = found.done.iter().map(|done| (done.round, done.place)).collect();
             all.sort_unstable();
@@ -256,7 +264,7 @@ mod tests {
         assert_eq!(places(&found), [(1, 1), (1, 2), (1, 3)], "the job that the signal ended is not kept");
         assert!(found.failed.is_empty());
         let mut fake = Fake::default();
-        let found = run(&mut fake, &variants, &rounds, found.done, &mut |_| ());
+        let found = run(&mut fake, &variants, &rounds, found.done, &mut |_, _| ());
         assert_eq!((found.interrupted, fake.jobs.len()), (None, 6));
         assert_eq!(
             places(&found),
@@ -268,7 +276,7 @@ mod tests {
     fn one_record_has_the_samples_of_all_rounds_their_median_cost_and_most_memory() {
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
         let (mut fake, variant) = (Fake::default(), "dist_sync_mpi".parse().unwrap());
-        let found = run(&mut fake, &[variant], &vec![vec![job]; 3], Vec::new(), &mut |_| ());
+        let found = run(&mut fake, &[variant], &vec![vec![job]; 3], Vec::new(), &mut |_, _| ());
         let links = Some(Links::from(1000.0));
         let record = merged(variant, &found.of(variant, 4, 4000), true, links, LinkRate::default()).unwrap();
         let second = Fake::SECONDS_A_BYTE * 4000.0;

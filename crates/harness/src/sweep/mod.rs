@@ -109,7 +109,7 @@ pub fn run(
     plan: &SweepPlan,
     own_hosts: bool,
     (environment, command): (Environment, String),
-    progress: &mut dyn FnMut(NextJob),
+    progress: &mut dyn FnMut(&RoundsOutcome, NextJob),
 ) -> Sweep {
     let start = Instant::now();
     let rounds: Vec<Vec<Job>> = (0..plan.rounds_of(SHORT_BYTES)).map(|round| plan.jobs(round)).collect();
@@ -151,7 +151,7 @@ pub mod tests {
         let contenders = contenders.map(|name| name.parse().unwrap());
         let mut fake = Fake::default();
         let told = (Environment::default(), "ringpull compare --hosts 3".to_owned());
-        (run(&mut fake, &contenders, &plan, true, told, &mut |_| ()), fake.jobs)
+        (run(&mut fake, &contenders, &plan, true, told, &mut |_, _| ()), fake.jobs)
     }
 
     #[test]
