@@ -3,10 +3,10 @@
 
     mpirun -n 2 --oversubscribe .venv-torch/bin/python benches/backends.py [--busy] [--rounds 20] [--only 4B]
 
-Wants `scripts/setup --torch-distributed --release`. With `--busy` a process that only computes runs on each core
-meanwhile. A round has a burst of calls by each backend, each time with another one first; its time is the slowest
-rank's. Rank 0 prints for each row the median call of each backend, the ratio of the medians, and the quartiles of the
-rounds' ratios. Results are compared first.
+Needs `scripts/setup --torch-distributed --release`. With `--busy` a process that only computes runs on each core at
+the same time. A round has a burst of calls by each backend, and each round begins with another backend. The time of a
+burst is that of the slowest rank. Rank 0 prints for each row the median time of a call by each backend, the ratio of
+the medians, and the quartiles of the rounds' ratios. Before the timing the backends' results are compared.
 """
 
 import argparse
@@ -33,7 +33,7 @@ words = parser.parse_args()
 dist.init_process_group("ringpull")
 rank, size = dist.get_rank(), dist.get_world_size()
 GROUPS = {"ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-#: Takes the times, so that the groups that are timed do nothing else.
+#: The group that collects the times, so that the timed groups do nothing else.
 CLOCK = dist.new_group(backend="gloo")
 KIB, MIB = 1 << 10, 1 << 20
 BUSY = "import os, sys\nos.sched_setaffinity(0, [int(sys.argv[1])])\nwhile os.getppid() == int(sys.argv[2]): pass"
@@ -87,7 +87,7 @@ def ddp_step(group):
 
 
 F32, BF16 = torch.float32, torch.bfloat16
-#: The calls of a burst, and what makes a call.
+#: For each row the number of calls in a burst, and a function that makes a call.
 ROWS = {
     "all_reduce f32 4B": (50, lambda group: all_reduce(group, 4, F32)),
     "all_reduce f32 4KiB": (50, lambda group: all_reduce(group, 4 * KIB, F32)),
@@ -129,7 +129,7 @@ for name, (count, make) in ROWS.items():
     ours, gloo = (call() for call in calls.values())
     assert torch.allclose(ours.double(), gloo.double(), rtol=1e-2), name
     for result in (ours, gloo):
-        # Sums of sums grow otherwise.
+        # Without this the sums of sums would grow.
         result.zero_()
     seconds = timed(
         {backend: burst(call, count) for backend, call in calls.items()},

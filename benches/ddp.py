@@ -8,12 +8,12 @@ by step in turn.
     ringpull launch -n 8 --launcher lab -- .venv-torch/bin/python benches/ddp.py --width 256
     ringpull lab down
 
-Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend and one that only
-computes, each time with another one first; rounds of warm-up come before. A step is forward, backward and the
-optimizer; its time is the slowest rank's. Rank 0 prints the median step of each, the ratio of the backends
-with the quartiles of the rounds' ratios, and the least that the ratio could be. In the end the parameters of
-both backends must be the same on every rank. `ddp_horovod.py` has the same steps by Horovod, in a job of its
-own.
+Needs `scripts/setup --torch-distributed --release`. A round has a step over each backend and a step that only
+computes, and each round begins with another of the three; rounds of warm-up come before. A step is forward,
+backward and the optimizer. Its time is that of the slowest rank. Rank 0 prints the median step of each, the
+ratio of the backends with the quartiles of the rounds' ratios, and the least possible ratio. In the end the
+parameters of each backend must be equal on all ranks, and those of both backends nearly equal.
+`ddp_horovod.py` has the same steps with Horovod, in a separate job.
 """
 
 import os
@@ -34,20 +34,20 @@ words = options(__doc__)
 dist.init_process_group("ringpull")
 rank, size = dist.get_rank(), dist.get_world_size()
 if ringpull.communicator().local_size < size:
-    # Gloo takes the interface that the host's name stands for, which emulated hosts do not have.
+    # Gloo uses the interface to which the host's name resolves. Emulated hosts have no such interface.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", next(name for _, name in socket.if_nameindex() if name != "lo"))
 groups = {"ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
 
 
 def send_nothing(_, bucket):
-    """A hook that leaves every rank its own gradients: what is left of a step is computing."""
+    """Leaves every rank its own gradients, so that a step is only computing: a communication hook."""
     done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 def trainer(group, hook=None):
-    """A step over the group, and the model that it trains."""
+    """Returns a function that makes a step over the group, and the model that it trains."""
     layers, batch = perceptron(words, rank)
     model = DistributedDataParallel(layers, process_group=group, gradient_as_bucket_view=True)
     if hook:
@@ -83,6 +83,6 @@ if rank == 0:
     medians = statistics.median(seconds["ringpull"]) / statistics.median(seconds["gloo"])
     print(f"ringpull / gloo: {medians:.3f} (medians); of a round {middle:.3f}, quartiles {low:.3f} to {high:.3f}")
     bounds = [alone / gloo for alone, gloo in zip(seconds["computing"], seconds["gloo"], strict=True)]
-    print(f"computing / gloo, which is the least that there can be: {statistics.median(bounds):.3f}")
+    print(f"computing / gloo, the least possible ratio: {statistics.median(bounds):.3f}")
 dist.barrier()
 dist.destroy_process_group()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Steps of the model of `ddp.py` by Horovod's optimizer, in a job of its own: Horovod's thread asks the other
-ranks in every cycle, also while another library takes a step.
+"""Steps of the model of `ddp.py` with Horovod's optimizer, in a separate job. The job is separate because
+Horovod's thread sends requests to the other ranks in every cycle, also while another library takes a step.
 
     scripts/peers/setup --horovod
     ringpull lab up 8 200mbit

@@ -4,21 +4,22 @@
     scripts/setup --openmpi5 && scripts/torch-setup && scripts/peers/setup --horovod --torchft
     .venv/bin/python benches/elastic_peers.py [--rounds 3] [--programs undisturbed,restarted,...] [--out FILE]
 
-A round has a job of each program. All train the network of `examples/torch` on the first `--images` of
-Fashion-MNIST on this machine's processors: `elastic_train.py`. In one step a worker kills itself by SIGKILL, before
-its sums, and its host leaves the list. After three workers have trained for a second, the host is listed again. A line
-of the table has the medians over the rounds, and the least and the most:
+A round has a job of each program. All programs train the network of `examples/torch` on the first `--images` images
+of Fashion-MNIST on this machine's processors (`elastic_train.py`). In one step a worker kills itself by SIGKILL,
+before its sums, and its host is removed from the list of hosts. After three workers have trained for a second, the
+host is listed again. A line of the table has the medians over the rounds, with the least and the most:
 
-- start: from the launcher's start to the end of the first step of four workers;
-- next step: from the kill to the end of the first step of three; and how much more that is than the start;
-- lost: steps that were made and had to be made again, or whose work was dropped;
-- grown: from the offer to the end of the first step of four; and how long no step ended meanwhile;
-- samples: how many of all epochs' are not in the weights, and how many are there more than once;
+- start: from the launcher's start to the end of the first step with four workers;
+- next step: from the kill to the end of the first step with three workers; and this time minus the start;
+- lost: steps that had to be made again, or whose work was dropped;
+- grown: from the offer of the host to the end of the first step with four workers; and the time without the end of
+  a step before it;
+- samples: the number of samples of all epochs that are not in the weights, and of those that are in them repeatedly;
 - accuracy: at the end, on the test images.
 
-`horovod` and `torchft` have their own time limits, `quick` ones have shorter ones; `torchft DDP` is its
-DistributedDataParallel. With `--out` the trials are added to
-those in the file, and the table is of all of them.
+`horovod` and `torchft` have their default time limits, `horovod quick` and `torchft quick` have shorter limits, and
+`torchft DDP` uses torchft's DistributedDataParallel. With `--out` the trials are appended to the file, and the table
+shows all trials of the file.
 """
 
 import argparse
@@ -38,18 +39,18 @@ WORKERS = 4
 PEERS, TORCHFT, OPENMPI5 = ROOT / ".venv-peers/bin", ROOT / ".venv-torchft/bin", ROOT / ".deps/openmpi5"
 #: The lists of hosts: at first, after the loss, and when the worker is offered again.
 SLOTS = ["localhost:4\n", "localhost:3\n", "localhost:4\n"]
-#: Horovod leaves out the host of a worker that has failed for ever, so there must be two, under names that it knows as this machine.
+#: Horovod leaves out the host of a failed worker for ever. So there must be two hosts, under names that Horovod knows as this machine.
 NAMES = ["localhost:3\n127.0.0.1:1\n", "localhost:3\n", f"localhost:3\n{os.uname().nodename}:1\n"]
-#: What decides how long torchft waits: seconds of the manager and of gloo, and options of the lighthouse.
+#: The time limits of torchft: seconds of the manager and of gloo, and options of the lighthouse.
 QUICK = (5, ["--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000"])
 LIMITS = {"torchft": (60, []), "torchft quick": QUICK, "torchft DDP": (60, [])}
-#: Seconds after which a worker of Horovod's gives up another one, if they are not its own 30.
+#: The seconds after which a worker of Horovod's gives up another worker, if they are not the default of 30.
 HOROVOD = {"horovod": [], "horovod quick": ["--gloo-timeout-seconds", 10]}
 PROGRAMS = ["undisturbed", "restarted", "launch in place", "in place", *HOROVOD, *LIMITS]
 
 
 def absent(program):
-    """Why a program cannot run here, or None."""
+    """Returns the reason why a program cannot run here, or None if it can."""
     checks = {
         **dict.fromkeys(("launch in place", "in place"), (OPENMPI5 / "bin/mpirun", None, "scripts/setup --openmpi5")),
         **dict.fromkeys(HOROVOD, (PEERS / "python", "import horovod.torch as hvd; assert hvd.gloo_built()", "scripts/peers/setup --horovod")),
@@ -62,7 +63,7 @@ def absent(program):
 
 
 class Job:
-    """A job of a program in a folder, and what it prints, which is in a file there."""
+    """A job of a program in a folder. A file in the folder has its output."""
 
     def __init__(self, program, folder, binary):
         self.folder, self.log = folder, open(folder / "printed", "a")  # noqa: SIM115
@@ -73,7 +74,7 @@ class Job:
         if program in ("undisturbed", "restarted"):
             self.launcher = self.start([binary, "launch", *elastic, "--", sys.executable, *script, "restarted", folder])
         elif program == "launch in place":
-            # The same program, with a lost worker's place free after a second.
+            # The program of `restarted`. The place of a lost worker is free again after a second.
             words = [binary, "launch", *elastic, "--in-place", "--cooldown", 1, 60, "--", sys.executable, *script, "restarted", folder]
             self.launcher = self.start(words, LD_LIBRARY_PATH=library, RINGPULL_MPIRUN=str(OPENMPI5 / "bin/mpirun"))
         elif program == "in place":
@@ -102,7 +103,7 @@ class Job:
         self.workers[number] = self.start(self.words, REPLICA=str(number), **self.names)
 
     def offer_again(self):
-        """The lost worker may come back."""
+        """Lets the lost worker come back."""
         if self.workers:
             self.start_replica(WORKERS - 1)
         else:
@@ -115,7 +116,7 @@ class Job:
         return all(worker.poll() is not None for worker in self.workers.values())
 
     def end(self):
-        """Ends what is left of it."""
+        """Ends the processes of the job that are left."""
         self.ended_itself = self.has_ended()
         for job in [self.launcher, *self.workers.values()]:
             if job.poll() is None:
@@ -133,7 +134,7 @@ class Job:
 
 
 def reason(printed):
-    """The last error that a program has printed, with the line of code in front of it."""
+    """Returns the last error in the output of a program, with the line of code before it."""
     lines = [line.strip() for line in printed.splitlines()]
     at = max((number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), default=len(lines) - 1)
     where = " ".join(lines[max(at - 2, 0) : at + 1])
@@ -148,14 +149,14 @@ def words_of(pid):
 
 
 def steps(folder):
-    """The end of each step, its number and the number of workers, in order. The number of a dropped step is
-    -1."""
+    """Returns for each step the time of its end, its number and the number of workers, by time. The number of a
+    dropped step is -1."""
     lines = [line.split() for path in folder.glob("steps-*") for line in path.read_text().splitlines()]
     return sorted((float(line[0]), int(line[1]), int(line[2])) for line in lines if len(line) == 3)
 
 
 def dropped(folder, since, until):
-    """The largest number of steps that one worker dropped."""
+    """Returns the largest number of steps that one worker dropped."""
     lines = [[float(line.split()[0]) for line in path.read_text().splitlines() if " -1 " in line] for path in folder.glob("steps-*")]
     return max(sum(since < at < until for at in times) for times in lines)
 
@@ -165,7 +166,7 @@ def first(found, workers, since):
 
 
 def trial(program, options, images):
-    """One job, as a dictionary of what was measured."""
+    """Runs one job, and returns its measurements as a dictionary."""
     with tempfile.TemporaryDirectory(prefix="elastic-") as name:
         folder = pathlib.Path(name)
         for text, part in zip(NAMES if program in HOROVOD else SLOTS, ["", "-fewer", "-again"], strict=True):
@@ -215,7 +216,7 @@ def evaluate(folder, begun, offered):
 
 
 def table(trials):
-    """The lines of a table in Markdown."""
+    """Yields the lines of a table in Markdown."""
     yield "| program | start | next step | beyond the start | lost | grown | no step meanwhile | samples missing, repeated | accuracy |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for program in PROGRAMS:
@@ -244,7 +245,7 @@ def spread(of, name, times=1, unit=" s"):
 
 
 def prepare(options, folder):
-    """The images, the labels and the first weights, as every program gets them."""
+    """Writes the file with the images, the labels and the first weights, which every program reads."""
     import numpy
     import torch
 
@@ -265,15 +266,15 @@ def prepare(options, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--programs", default=",".join(PROGRAMS), help="of: " + ", ".join(PROGRAMS))
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="programs, separated by commas, of: " + ", ".join(PROGRAMS))
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--lost-at", type=int, default=105, help="the step of the kill")
+    parser.add_argument("--lost-at", type=int, default=105, help="the step in which a worker is killed")
     parser.add_argument("--patience", type=int, default=180, help="the seconds after which a job is ended")
     parser.add_argument("--binary", default="ringpull", help="the command ringpull")
     parser.add_argument("--out", type=pathlib.Path, help="a file of trials, each a line of JSON")
     options = parser.parse_args()
-    # A job that runs is ended then.
+    # So SIGTERM also ends a running job.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     trials = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out and options.out.exists() else []
     programs = options.programs.split(",")

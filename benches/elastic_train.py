@@ -1,9 +1,9 @@
-"""The training of `elastic_peers.py`, one worker of it: `elastic_train.py PROGRAM FOLDER`.
+"""One worker of the training of `elastic_peers.py`: `elastic_train.py PROGRAM FOLDER`.
 
 Every program trains the same network on the same images, from the same first weights. The state has a count
-for each sample of each epoch, which is summed over the workers in every step as the gradients are. So at the
-end the counts say what has gone into the weights. FOLDER has the images and the numbers of the trial; workers
-write there what they have done.
+for each sample of each epoch. The counts are summed over the workers in every step, as the gradients are. So at
+the end they show which samples are in the weights, and how often. FOLDER has the images and the settings of the
+trial; workers write there the times of their steps.
 """
 
 import datetime
@@ -45,7 +45,7 @@ class Trial:
         return torch.zeros(self.epochs, len(self.labels))
 
     def loss(self, net, rows, divisor=None):
-        """The mean over these rows, or their sum divided; and this worker's counts of them. It takes `pace` seconds at least."""
+        """Returns the mean loss over these rows, or their sum divided by `divisor`, and this worker's counts of the rows. Takes at least `pace` seconds."""
         counts = torch.zeros(len(self.labels))
         counts[rows] = 1
         total = nn.functional.cross_entropy(net(self.images[rows]), self.labels[rows], reduction="sum")
@@ -53,7 +53,7 @@ class Trial:
         return total / (divisor or max(len(rows), 1)), counts
 
     def may_be_lost(self, step, is_last):
-        """The last worker gets SIGKILL in its step of this number, once, before its sums."""
+        """Kills the last worker by SIGKILL, once, in step `lost_at`, before its sums."""
         marker = self.folder / "killed"
         if is_last and step == self.lost_at and not marker.exists():
             self.offer("fewer")
@@ -61,22 +61,22 @@ class Trial:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def offer(self, which):
-        """The launcher finds the old hosts or the new ones, never half of them."""
+        """Replaces the list of hosts at once, so that the launcher finds either the old list or the new one."""
         (self.folder / "next").write_text((self.folder / f"hosts-{which}").read_text())
         os.replace(self.folder / "next", self.folder / "hosts")
 
     def done(self, step, workers):
-        """The step has gone into the weights, with so many workers."""
+        """Records that a step of this number of workers is in the weights."""
         self.begun = time.time()
         print(self.begun, step, workers, file=self.log)
 
     def dropped(self):
-        """A step was made in vain."""
+        """Records that the work of a step was dropped."""
         self.begun = time.time()
         print(self.begun, -1, 0, file=self.log)
 
     def ended(self, counts, is_first):
-        """The training has ended; the counts are those of the state."""
+        """Writes the result, on the first worker: the accuracy, and the missing and repeated samples by the counts of the state."""
         if not is_first:
             return
         with torch.no_grad():
@@ -86,7 +86,7 @@ class Trial:
 
 
 def restarted(trial):
-    """ringpull, started again from memory."""
+    """ringpull, started again from a commit in memory."""
     import ringpull.horovod.torch as hvd
     from ringpull.elastic import Sampler
 
@@ -115,7 +115,7 @@ def restarted(trial):
 
 
 def in_place(trial):
-    """ringpull, on an MPI that goes on without a rank."""
+    """ringpull, on an MPI that goes on without a lost rank."""
     from ringpull.elastic import Sampler
     from ringpull.torch import DistributedOptimizer
 
@@ -161,12 +161,12 @@ def horovod(trial):
             for number, rows in enumerate(loader):
                 optimizer.zero_grad()
                 loss, counts = trial.loss(trial.net, rows)
-                # The worker that a list of hosts without its host leaves out.
+                # This worker's host is missing in the shorter list of hosts.
                 trial.may_be_lost(state.step, os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1")
                 loss.backward()
                 counts = hvd.allreduce(counts, op=hvd.Sum, name="counts")
                 optimizer.step()
-                # A commit of Horovod's keeps the object itself.
+                # A commit of Horovod's keeps a reference to the object, so it must not be changed in place.
                 state.counts = state.counts.clone()
                 state.counts[state.epoch] += counts
                 state.sampler.record_batch(number, own)
@@ -184,7 +184,7 @@ def horovod(trial):
 def torchft(trial):
     """torchft: a replica group of one worker, with gloo. `REPLICA` is its number.
 
-    Its DistributedDataParallel cannot go on after an error of gloo, so without `ddp` the gradients are averaged by the manager itself.
+    torchft's DistributedDataParallel cannot go on after an error of gloo, so without `ddp` the manager itself averages the gradients.
     """
     from torch.distributed import ReduceOp, TCPStore
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -230,7 +230,7 @@ def torchft(trial):
         if manager.current_step() == step:
             trial.dropped()
         else:
-            # A worker that comes has now the others' state, and their step.
+            # A worker that has just joined now has the others' state, and their step.
             counts[(manager.current_step() - 1) // steps] += of_step
             trial.done(manager.current_step(), manager.num_participants())
     trial.ended(counts, number == 0)

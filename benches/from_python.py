@@ -4,11 +4,11 @@ same store.
 
     .venv/bin/python benches/from_python.py [--ranks 2] [--rounds 5] [--model resnet50 | --bytes 25000000]
 
-Wants the package in the release profile: `scripts/python-setup --release`. A job is one `mpirun`, in which an iteration of
-`ringpull bench pushpull` and one of Python's take turns, now the one first and now the other; a round has one job for each way of
-Python's. A ratio is of the median of all of Python's iterations to that of Rust's; beside it stand its 95 % confidence interval, by
-bootstrap over the rounds and the turns in each, and the ratios of the best and worst round. The first row is Rust's loop beside itself:
-what it lacks of 1 is the measurement's own error. Every sum is checked.
+Needs the package in the release profile: `scripts/python-setup --release`. A job is one `mpirun`. In each of its turns an iteration
+of `ringpull bench pushpull` and an iteration from Python follow each other, in changing order. A round has one job for each way to
+hold the arrays in Python. A ratio is the median of all iterations from Python divided by the median of those from Rust. Each line also
+has the ratio's 95 % confidence interval, by bootstrap over the rounds and the turns in each, and the ratios of the best and the worst
+round. The first row compares Rust's loop with itself: its difference from 1 is the measurement's own error. Every sum is checked.
 """
 
 import argparse
@@ -29,12 +29,12 @@ WAYS = {
 
 
 def job(options, words):
-    """The seconds of each turn of one job, Rust's and the other's, the slowest rank's."""
+    """Runs one job. Returns for each turn the seconds of Rust and of Python, on the slowest rank."""
     what = ["--model", options.model, "--scale", str(options.scale)] if options.model else ["--lens", str(options.bytes // 4)]
     command = [options.python, "-m", "ringpull.bench", "--beside-rust", *what, *words]
     command += ["--iters", str(options.iters), "--warmup", str(options.warmup)]
     mpirun = [os.environ.get("RINGPULL_MPIRUN", "mpirun"), "-n", str(options.ranks), "--oversubscribe", "--bind-to", "none"]
-    # A second of computing threads that nobody asked for would be somebody's core.
+    # Threads of BLAS and OpenMP, which nothing here needs, would take cores from other ranks.
     more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*mpirun, *command], stdout=subprocess.PIPE, text=True, env=os.environ | more, timeout=300, check=True)
     rust, other = json.loads(done.stdout)
@@ -43,13 +43,13 @@ def job(options, words):
 
 
 def ratio(turns):
-    """The median of the others' seconds over that of Rust's."""
+    """Returns the median of Python's seconds divided by the median of Rust's."""
     rust, other = numpy.median(turns, axis=0)
     return other / rust
 
 
 def interval(rounds):
-    """The 95 % confidence interval of their ratio: what it is over rounds, and turns in each, that are drawn anew, a thousand times."""
+    """Returns the 95 % confidence interval of the ratio: rounds, and turns in each round, are resampled a thousand times."""
     random = numpy.random.default_rng(0)
 
     def drawn():
@@ -61,19 +61,19 @@ def interval(rounds):
 
 
 def main():
-    """Measures and prints one line for each way."""
+    """Measures, and prints one line for each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iters", type=int, help="turns of a job; 400, with --model 60, unless given")
-    parser.add_argument("--warmup", type=int, default=6, help="turns before them")
+    parser.add_argument("--iters", type=int, help="turns of a job (default: 400; with --model 60)")
+    parser.add_argument("--warmup", type=int, default=6, help="turns before the measured ones")
     parser.add_argument("--bytes", type=int, default=25_000_000)
     parser.add_argument("--model", help="a model's key list in place of one key")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--python", default=sys.executable, help="the Python that has the package")
     options = parser.parse_args()
-    # A median within one per cent takes some hundred turns of a millisecond or two; the turns of a whole
-    # model are longer and steadier.
+    # A median that is right within one per cent takes some hundred turns of one or two milliseconds. The turns
+    # of a whole model are longer and vary less.
     options.iters = options.iters or (60 if options.model else 400)
     turns = {way: [] for way in WAYS}
     for number in range(options.rounds):

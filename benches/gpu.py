@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Steps of a model on GPUs by PyTorch, without communication and with DistributedDataParallel by several ways, in turn.
+"""Steps of a model on GPUs with PyTorch, in turn without communication and with DistributedDataParallel over several backends.
 
     mpirun -n 2 python3 benches/gpu.py [--model resnet50] [--batch 32] [--rounds 20]
 
-Wants torch with CUDA, torchvision and `ringpull`. A rank takes GPU number (its number on its host, modulo the
-number of GPUs). The ways are `alone`, which has no communication; `ringpull`, the backend of
-`torch.distributed`, through pinned memory; `gloo`; and `nccl`, where every rank has a GPU of its own. A round has a step by each, each time in another order; rounds
-of warm-up come before. A step is forward, backward and the optimizer; its time is the slowest rank's. Rank 0
-prints the median step of each and its ratio to `alone`, with the quartiles of the rounds' ratios. In the end the
-parameters must be the same on every rank.
+Needs torch with CUDA, torchvision and `ringpull`. The number of a rank's GPU is the rank's number on its host,
+modulo the number of GPUs. The ways are `alone`, which has no communication; `ringpull`, the backend of
+`torch.distributed`, through pinned memory; `gloo`; and `nccl`, if every rank has a GPU of its own. A round has a
+step by each way, and each round begins with another way; rounds of warm-up come before. A step is forward, backward
+and the optimizer. Its time is that of the slowest rank. Rank 0 prints the median step of each way and its ratio to
+`alone`, with the quartiles of the rounds' ratios. In the end the parameters must be equal on all ranks.
 """
 
 import argparse
@@ -41,7 +41,7 @@ if local.local_size <= torch.cuda.device_count():
 
 
 def trainer(name):
-    """A step by one way, and the model that it trains."""
+    """Returns a function that makes a step by one way, and the model that it trains."""
     torch.manual_seed(0)
     model = getattr(torchvision.models, options.model)(weights=None).to(device)
     if name != "alone":

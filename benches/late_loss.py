@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""The time to a target loss where a worker is late: allreduce, synchronous and asynchronous servers in turn.
+"""The time until a target loss when a worker is late: allreduce, synchronous and asynchronous servers in turn.
 
     scripts/setup && scripts/python-setup && .venv/bin/python benches/late_loss.py [--target 0.55] [--late 3=0.02] [--out FILE]
 
-A round has a job of each program, which is a kind of store, and `late` behind it if a worker is late. Every job trains the
-network of `examples/torch` on Fashion-MNIST with SGD in the store: on every rank, or on the servers. A worker's step takes
-`--pace` seconds at least, however busy this machine is, and on the late worker so much longer as `--late` says. Worker 0
-keeps its weights now and then, and evaluates them after the training. A line of the table has medians over the rounds, and
-the least and the most:
+A round has a job of each program. A program is a kind of store, followed by `late` if a worker is late. Every job trains the
+network of `examples/torch` on Fashion-MNIST with SGD in the store: on every rank, or on the servers. A worker's step takes at
+least `--pace` seconds, however busy this machine is. On the late worker it takes longer, by the seconds of `--late`. Worker 0
+saves its weights every `--every` steps, and evaluates them after the training. A line of the table has medians over the
+rounds, with the least and the most:
 
-- step: seconds by the pace of all workers together, the harmonic mean of theirs;
+- step: the harmonic mean over the workers of the seconds of a step;
 - time to the loss: from the first step until the mean test loss of three evaluations in a row is at most `--target`;
-- images to the loss: that all workers had pushed gradients of by then;
-- loss after: at the last evaluation within `--seconds`.
+- images until then: the images whose gradients all workers together had pushed by that time;
+- loss after: the loss at the last evaluation within `--seconds`.
 
-With `--out` the jobs are added to those in the file, and the table is of all of them.
+With `--out` the jobs are appended to the file, and the table shows all jobs of the file.
 """
 
 import argparse
@@ -33,20 +33,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KINDS = ["dist_sync_mpi", "dist_sync", "dist_async"]
 PROGRAMS = [kind + late for late in ("", " late") for kind in KINDS]
-# Options that workers get.
+# Options that are passed on to workers.
 PASSED_ON = ("late", "pace", "seconds", "batch", "lr", "every", "test_images", "seed")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", default=",".join(PROGRAMS), help="of: " + ", ".join(PROGRAMS))
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="programs, separated by commas, of: " + ", ".join(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=4, help="with as many servers (default: 4)")
-    parser.add_argument("--launcher", default="local", help="of `ringpull launch`: local, or lab (default: local)")
+    parser.add_argument("--workers", type=int, default=4, help="the number of workers, and of servers if there are any (default: 4)")
+    parser.add_argument("--launcher", default="local", help="the launcher of `ringpull launch`: local or lab (default: local)")
     parser.add_argument("--binary", default="ringpull", help="the command ringpull")
-    parser.add_argument("--late", default="3=0.02", metavar="RANK=SECONDS", help="who is late in every step (default: 3=0.02)")
-    parser.add_argument("--pace", type=float, default=0.02, help="the seconds of a step of a punctual worker (default: 0.02)")
-    parser.add_argument("--seconds", type=float, default=20, help="how long a job trains, about (default: 20)")
+    parser.add_argument("--late", default="3=0.02", metavar="RANK=SECONDS", help="the rank that is late in every step, and by how many seconds (default: 3=0.02)")
+    parser.add_argument("--pace", type=float, default=0.02, help="the seconds of a step of a worker that is not late (default: 0.02)")
+    parser.add_argument("--seconds", type=float, default=20, help="the approximate time for which a job trains (default: 20)")
     parser.add_argument("--batch", type=int, default=64, help="images in a batch, over all workers (default: 64)")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--target", type=float, default=0.55, help="the test loss to be reached (default: 0.55)")
@@ -59,7 +59,7 @@ def arguments():
 
 
 def be_worker(options):
-    """One worker of a job: trains, and writes when each of its steps ended; worker 0 also writes what it evaluated."""
+    """Runs one worker of a job: trains, and writes the time at which each of its steps ended; worker 0 also writes its test losses."""
     import numpy
     import torch
 
@@ -83,7 +83,7 @@ def be_worker(options):
     values = [weight.detach() for weight in weights]
     store.init(list(names), values)
     store.set_optimizer(ringpull.optimizers.SGD(learning_rate=options.lr, momentum=0.9, rescale_grad=1 / options.batch))
-    # Those that wait for each other make as many steps; the others train as long.
+    # Workers that wait for each other all make the same number of steps; with dist_async all train for the same time.
     steps = int(options.seconds / (options.pace + (float(options.late.split("=")[1]) if is_late else 0)))
     order, batches = numpy.random.RandomState(options.seed), []
     ends, kept = [], []
@@ -118,7 +118,7 @@ def be_worker(options):
 
 
 def job(program, options):
-    """One job, as a dictionary of what was measured."""
+    """Runs one job, and returns its measurements as a dictionary."""
     with tempfile.TemporaryDirectory(prefix="late-loss-") as folder:
         servers = [] if program.startswith("dist_sync_mpi") else ["-s", options.workers]
         own = [word for name in PASSED_ON for word in own_option(options, name)]
@@ -138,7 +138,7 @@ def job(program, options):
 
 
 def settings(options):
-    """The settings that the jobs of one table share."""
+    """Returns the settings that must be equal for all jobs of one table."""
     return {name: getattr(options, name) for name in ("workers", "target", *PASSED_ON)}
 
 
@@ -147,7 +147,7 @@ def own_option(options, name):
 
 
 def table(jobs, options):
-    """The lines of a table in Markdown, of the jobs with these settings."""
+    """Yields the lines of a table in Markdown, of the jobs with these settings."""
     jobs = [one for one in jobs if one["settings"] == settings(options)]
     yield f"| program | step | time to a loss of {options.target} | images until then | loss after {options.seconds:g} s |"
     yield "| --- | --- | --- | --- | --- |"

@@ -2,14 +2,14 @@
 
     python benches/restarts.py [--ranks 4] [--megabytes 10] [--times 5] [--binary ringpull] [--torch]
 
-Each time a job of these ranks is started by `ringpull launch --elastic`. It commits its state after every
-step. Its last rank is killed after some steps. A line has the medians of `--times` jobs, and the least and
+`ringpull launch --elastic` starts a job of `--ranks` ranks, `--times` times. The job commits its state after
+every step. Its last rank is killed after some steps. A line has the median over the jobs, with the least and
 the most:
 
 - start: from the launcher's start to the end of the first step;
-- loss: from the kill to the end of the first step of the generation that follows, whose samples are checked to be once in the state;
-- beyond: the loss without the start;
-- commit: the time of one commit of so many megabytes.
+- loss: from the kill to the end of the first step of the next generation. It is checked that each sample is in the state once;
+- beyond: loss minus start;
+- commit: the time of one commit of `--megabytes` megabytes.
 """
 
 import argparse

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""The time to a loss over slow links: DistributedDataParallel in every step beside ways that talk less, in the same processes.
+"""The time until a target loss over slow links: DistributedDataParallel, and ways that communicate less, in the same processes.
 
     scripts/setup --torch-distributed --release
     ringpull lab up 8 50mbit
     ringpull launch -n 8 --launcher lab -- .venv-torch/bin/python benches/slow_links.py [--target 0.6] [--svg FILE]
     ringpull lab down
 
-Every way trains the same network on Fashion-MNIST from the same weights, by the same images and the same SGD with momentum:
+Every way trains the same network on Fashion-MNIST, from the same weights, on the same images, with the same SGD with momentum:
 
 - ddp: DistributedDataParallel over the backend `ringpull`;
 - ddp fp16: the same with PyTorch's `fp16_compress_hook`;
 - 2bit: `ringpull.torch.DistributedOptimizer` with our compression of gradients;
-- local sgd: PyTorch's `PostLocalSGDOptimizer`: some steps as ddp, then each rank by itself, and parameters are averaged every
-  `--period` steps;
+- local sgd: PyTorch's `PostLocalSGDOptimizer`: the first `--period` steps as ddp; then each rank trains by itself, and
+  parameters are averaged every `--period` steps;
 - diloco: torchft's DiLoCo, if it is installed, with PyTorch's outer SGD every `--period` steps.
 
-A round has `--period` steps of each way, each time with another one first, and their time is the slowest rank's. Behind them, not in that
-time, rank 0 evaluates the mean of all ranks' parameters. A way is at its end when the mean test loss of two rounds in a row is at most
-`--target`, or after `--steps`. Rank 0 prints a line for each: steps to the loss, the median time of a step, the time to the loss, and that
-of ddp over it. `--svg` writes the losses over time as a picture.
+A round has `--period` steps of each way, and each round begins with another way. The time of a round is that of the slowest rank. After
+each round, outside the measured time, rank 0 evaluates the mean of all ranks' parameters. A way ends when the mean test loss of two rounds
+in a row is at most `--target`, or after `--steps` steps. Rank 0 prints a line for each way: the median time of a step, the steps and the
+time until the loss, and the time of ddp divided by this time. `--svg` writes the losses over time as a picture.
 """
 
 import argparse
@@ -60,7 +60,7 @@ parser.add_argument("--period", type=int, default=16, help="steps between two av
 parser.add_argument("--width", type=int, default=512, help="units of the hidden layer (default: 512)")
 parser.add_argument("--batch", type=int, default=16, help="images of a rank in a step (default: 16)")
 parser.add_argument("--lr", type=float, default=0.02)
-parser.add_argument("--threshold", type=float, default=0.005, help="of 2bit (default: 0.005)")
+parser.add_argument("--threshold", type=float, default=0.005, help="the threshold of 2bit (default: 0.005)")
 parser.add_argument("--svg", type=pathlib.Path, help="a file for the picture")
 words = parser.parse_args()
 
@@ -73,7 +73,7 @@ criterion = nn.CrossEntropyLoss()
 
 
 class FixedRanks:
-    """Stands in for torchft's manager where ranks stay: averages over the process group."""
+    """Replaces torchft's manager in a job whose ranks do not change: averages over the process group."""
 
     _use_async_quorum = False
 
@@ -131,7 +131,7 @@ def diloco(net):
 
 
 class Way:
-    """A way to train, with the time that its steps have taken, and the losses on the way."""
+    """A way to train, with the times of its rounds and the losses after them."""
 
     def __init__(self, make):
         torch.manual_seed(0)
@@ -148,7 +148,7 @@ class Way:
 
     @torch.no_grad()
     def test_loss(self):
-        """The loss by the mean of all ranks' parameters, which is not what a way without one has."""
+        """Returns the test loss of the mean of all ranks' parameters. Ways that do not average in every step have no such model of their own."""
         mean = copy.deepcopy(self.net)
         for parameter in mean.parameters():
             dist.all_reduce(parameter.data, dist.ReduceOp.AVG)
@@ -179,7 +179,7 @@ COLOURS = ("#8b8f99", "#3d6fb5", "#7a4f9a", "#0b6e69", "#c2662d")
 
 
 def picture(curves):
-    """The losses over the time of each way, with a name at the end of each line. Time has a logarithmic axis."""
+    """Returns an SVG of the losses of each way over time, with the way's name at the end of its line. The time axis is logarithmic."""
     import math
 
     first, last = min(curve[0][0] for curve in curves.values()), max(curve[-1][0] for curve in curves.values())
@@ -224,7 +224,7 @@ if rank == 0:
     for name, way in ways.items():
         took = sum(way.rounds)
         if way.is_there():
-            ratio = f"ddp / it {sum(ways['ddp'].rounds) / took:6.2f}" if ways["ddp"].is_there() else ""
+            ratio = f"ddp / this {sum(ways['ddp'].rounds) / took:6.2f}" if ways["ddp"].is_there() else ""
             reached = f"loss {words.target} after {way.count:4} steps in {took:7.2f} s, {ratio}"
         else:
             reached = f"loss {way.losses[-1]:.3f} after {way.count:4} steps in {took:7.2f} s, not at {words.target}"

@@ -1,5 +1,5 @@
-"""Steps of training by several ways in turn, timed on all ranks of a job: what `ddp.py`, `ddp_horovod.py` and
-`gpu.py` share."""
+"""The common code of `ddp.py`, `ddp_horovod.py` and `gpu.py`: steps of training by several ways in turn, timed
+on all ranks of a job."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def options(doc: str | None) -> argparse.Namespace:
-    """The words of a command that trains `perceptron`."""
+    """Returns the options of a command that trains `perceptron`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=2048)
@@ -22,7 +22,7 @@ def options(doc: str | None) -> argparse.Namespace:
 
 
 def perceptron(words: argparse.Namespace, rank: int) -> tuple[nn.Module, torch.Tensor]:
-    """A model that is the same on every rank, and a batch of the rank's own."""
+    """Returns a model, equal on all ranks, and a batch, different on each rank."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(words.width, words.width), nn.ReLU()) for _ in range(words.layers)]
     torch.manual_seed(rank)
@@ -30,7 +30,7 @@ def perceptron(words: argparse.Namespace, rank: int) -> tuple[nn.Module, torch.T
 
 
 def slowest_of_all(seconds: float, group: dist.ProcessGroup | None = None) -> float:
-    """The most that any rank of the group gives, by default of all ranks. Collective."""
+    """Returns the largest `seconds` of any rank of the group, by default of all ranks. Collective."""
     slowest = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
     return slowest.item()
@@ -43,8 +43,8 @@ def timed(
     barrier: Callable[[], object] = dist.barrier,
     slowest: Callable[[float], float] = slowest_of_all,
 ) -> dict[str, list[float]]:
-    """The seconds of the slowest rank for each step. A round has a step by each way, each time with another one first;
-    `warmup` rounds before them do not count. Collective."""
+    """Returns for each way the seconds of its steps on the slowest rank. A round has a step by each way, and each round
+    begins with another way. The first `warmup` rounds do not count. Collective."""
     names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(warmup + rounds):

@@ -1,6 +1,6 @@
 """Writes the software bill of materials of our binaries, CycloneDX 1.5, from the lines of `cargo tree`: name, version, license.
 
-Debian's packages in an image need no list of ours: scanners read the one of dpkg.
+Debian's packages in an image need no list from us: scanners read dpkg's list.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Lets PyPI's PyTorch for Linux be imported without CUDA's libraries, which are gigabytes: for tests on CPUs.
+"""Makes it possible to import PyPI's PyTorch for Linux without CUDA's libraries, which are gigabytes: for tests on CPUs.
 
     VENV/bin/pip install --no-deps torch && VENV/bin/python scripts/torch-without-cuda.py
 
-For every library that PyTorch's own ask for and nobody has, it compiles one beside them. Its functions return
-what CUDA's return where no device is: `torch.cuda.is_available()` is False. Needs a C compiler, `nm` and
-`readelf`."""
+For every missing library that PyTorch's own libraries need, the script compiles a replacement beside them. The
+replacement's functions return what CUDA's return without a device, so `torch.cuda.is_available()` is False. Needs a C
+compiler, `nm` and `readelf`."""
 
 import pathlib
 import re
@@ -26,14 +26,14 @@ def printed(*command):
 
 
 def symbols(*words):
-    """`NAME` or `NAME@VERSION`, as `nm` gives them."""
+    """Returns the symbols as `NAME` or `NAME@VERSION`, as `nm` prints them."""
     return {
         re.sub("@@", "@", line.split()[-1]) for path in ours for line in printed("nm", "-D", *words, path).splitlines()
     }
 
 
 def function(name):
-    """A function that does nothing. Those that give an error's words return some."""
+    """Returns the C code of a function that does nothing. If it should return the text of an error, it returns some text."""
     if re.search(r"Get\w*Error(String|Name)$", name):
         return f'const char *{name}(void) {{ return "no device"; }}\n'
     return f"int {name}(void) {{ return {NO_DEVICE}; }}\n"
@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as build:
     code, script = pathlib.Path(build, "none.c"), pathlib.Path(build, "none.map")
     for library in missing:
         groups = dict(versions[library])
-        # What no version assigns to a library is in the first.
+        # Names without a version, which could belong to any library, go into the first.
         named = set().union(*groups.values(), loose if library == missing[0] else set())
         code.write_text("".join(function(name) for name in sorted(named)))
         blocks = [
@@ -76,7 +76,7 @@ with tempfile.TemporaryDirectory() as build:
         ]
         script.write_text("".join(blocks))
         words = [f"-Wl,--version-script={script}"] if blocks else []
-        # Names of the C library's own are among them, with other types.
+        # Some names are those of functions of the C library, with other types.
         subprocess.run(
             [
                 "cc",
@@ -94,7 +94,7 @@ with tempfile.TemporaryDirectory() as build:
             ],
             check=True,
         )
-# Or pip would fetch them with the next package that wants PyTorch.
+# Otherwise pip would fetch CUDA's packages with the next package that needs PyTorch.
 for metadata in folder.parent.parent.glob("torch-*.dist-info/METADATA"):
     metadata.write_text(re.sub(r"^Requires-Dist: (nvidia|cuda|triton).*\n", "", metadata.read_text(), flags=re.MULTILINE))
 print(f"{len(missing)} libraries of CUDA stand beside PyTorch's own: {' '.join(missing)}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Measures the allreduce of Gloo, as PyTorch ships it, of Horovod over MPI, or ours behind the API of either;
-rank 0 prints one JSON array of records.
+"""Measures an allreduce: Gloo's, as PyTorch ships it, Horovod's over MPI, or ours behind the API of PyTorch or Horovod. Rank 0
+prints one JSON array of records.
 
-Run under mpirun. It only starts Gloo's ranks, which find each other through a TCP store on rank 0's host. All keys of
---lens are one payload that is summed together; with --apart each is measured on its own; with --layers they are a model's, whose
-training is replayed. `replay.py` stands before this text.
+Run this under mpirun. For Gloo mpirun only starts the ranks; these find each other through a TCP store on rank 0's host. All keys
+of --lens are one payload that is summed together. With --apart each key is measured by itself. With --layers the keys are those of
+a model, whose training is replayed. The text of `replay.py` is put before this text.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ options = arguments.parse_args()
 
 
 def from_launcher(*names):
-    """The number that mpirun gives, in the first of these variables that is set."""
+    """Returns the number in the first of these variables of mpirun that is set."""
     found = [os.environ[name] for name in names if name in os.environ]
     if not found:
         sys.exit(f"{options.peer}: none of {', '.join(names)} is set; start this under mpirun")
@@ -145,7 +145,7 @@ def sum_all(tensors):
 
 
 class Training:
-    """The keys of a model as PyTorch uses the peer: the forward pass begins when the optimizer has waited for every gradient."""
+    """The keys of a model, used as PyTorch does: the forward pass begins when the optimizer has waited for every gradient."""
 
     waits_for_all = True
 
@@ -171,16 +171,16 @@ class Training:
 
 
 def pattern(length, phase):
-    """The first `length` values of the period that begins at `phase`."""
+    """Returns `length` values of the periodic pattern, from `phase` on."""
     return ((torch.arange(length) + phase) % period).to(torch.float32)
 
 
 def measure(lens):
-    """The slowest rank's time in each iteration; every sum is checked."""
+    """Returns the slowest rank's time in each iteration, and checks every sum."""
     tensors = [torch.zeros(length) for length in lens]
     times = []
     for iteration in range(options.warmup + options.iters):
-        # Awake, as `ringpull bench allreduce` rests.
+        # Rests awake, as `ringpull bench allreduce` does.
         begin = time.perf_counter()
         while time.perf_counter() - begin < options.rest / 1e3:
             os.sched_yield()
@@ -202,7 +202,7 @@ def measure(lens):
 
 
 def record(lens):
-    """One record of the comparison, from one payload."""
+    """Measures one payload, and returns its record for the comparison."""
     times, payload = measure(lens), 4 * sum(lens)
     median = statistics.median(times)
     return {

@@ -38,7 +38,7 @@ for key, value in enumerate(values):
 
 
 def gathered_maxima(rows):
-    """The largest over the ranks of each number of each row."""
+    """Returns for each number of each row the largest over the ranks."""
     # Every rank pushes its own rows among zeros; the sum holds all of them.
     matrix = numpy.zeros((ranks, *numpy.shape(rows)), dtype=numpy.float32)
     matrix[rank] = rows
@@ -52,7 +52,7 @@ def gathered_maxima(rows):
 
 
 class Training:
-    """The keys of a model as MXNet's trainer uses them: its engine waits for a key where the forward pass reads it."""
+    """The keys of a model, used as MXNet's trainer does: its engine waits for a key when the forward pass reads it."""
 
     name = "mxnet"
     waits_for_all = False
@@ -98,7 +98,7 @@ def mixed(numbers):
 
 
 class Table:
-    """Rows of a table, those of `ringpull bench pushpull --sparse` (crates/workload/src/sparse.rs): drawn by Zipf's law."""
+    """A table and the rows of it that ranks touch, drawn by Zipf's law as in `ringpull bench pushpull --sparse` (crates/workload/src/sparse.rs)."""
 
     def __init__(self, described):
         rows, width, touched, zipf = described.split(":")
@@ -109,22 +109,22 @@ class Table:
         self.rarity = numpy.empty(self.rows)
         self.rarity[numpy.arange(self.rows) * step % self.rows] = (numpy.arange(self.rows) + 1.0) ** self.zipf
         self.numbers = numpy.arange(self.rows, dtype=numpy.uint64)
-        # What was pushed for the first column of each row, and in how many pushes it was.
+        # For the first column of each row, the sum of all pushes and their number.
         self.sums, self.counts, self.union = numpy.zeros(self.rows), numpy.zeros(self.rows), []
 
     def ids(self, of, iteration):
-        """The rows that rank ``of`` touches, ascending."""
+        """Returns the rows that rank ``of`` touches, in ascending order."""
         seed = mixed(numpy.array([iteration << 20 ^ of], dtype=numpy.uint64))
         part = ((mixed(seed ^ self.numbers) >> numpy.uint64(11)) + numpy.uint64(1)).astype(numpy.float64) / (1 << 53)
         times = -numpy.log(part) * self.rarity
         return numpy.sort(numpy.argpartition(times, self.touched - 1)[: self.touched])
 
     def pushed(self, of, iteration, ids):
-        """The gradient of the first column; column c has c % 3 more."""
+        """Returns the gradient of the first column; that of column c is larger by c % 3."""
         return 1.0 + (of + iteration + ids) % 5
 
     def advance(self, iteration):
-        """Goes on to what the table holds after the iteration."""
+        """Adds all ranks' pushes of the iteration to the expected content of the table."""
         seen = numpy.zeros(self.rows, dtype=bool)
         for other in range(ranks):
             ids = self.ids(other, iteration)
@@ -134,15 +134,15 @@ class Table:
         self.union.append(int(seen.sum()))
 
     def expected(self, ids):
-        """The rows that the store has, which begin with ones."""
+        """Returns the expected content of these rows; at the start all elements are 1."""
         return 1 + self.sums[ids, None] + self.counts[ids, None] * (numpy.arange(self.width) % 3)
 
 
 def measure_table(table):
-    """The slowest rank's seconds and traffic of each measured iteration: rows are pushed, and those of the next one pulled."""
+    """Returns the slowest rank's seconds and traffic of each measured iteration. An iteration pushes its rows and pulls those of the next iteration."""
     shape, found = (table.rows, table.width), []
     store.init(1, mxnet.nd.ones(shape).tostype("row_sparse"))
-    # Adds what is pushed, for rows that are in it.
+    # This optimizer adds each push to its rows.
     store.set_optimizer(mxnet.optimizer.SGD(learning_rate=-1.0, wd=0.0, lazy_update=True))
     store._barrier()
     for iteration in range(options.warmup + options.iters):
@@ -191,7 +191,7 @@ for iteration in range(0 if table else options.warmup + options.iters):
     if iteration >= options.warmup:
         rows.append([seconds, after[0] - before[0], after[1] - before[1]])
 
-# Bytes go as MB, which f32 holds well enough.
+# Bytes are exchanged as MB: f32 is precise enough for these.
 slowest = gathered_maxima(numpy.array(rows) * [1.0, 1e-6, 1e-6])
 if rank == 0:
     times = [float(seconds) for seconds in slowest[:, 0]]

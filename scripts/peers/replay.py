@@ -1,7 +1,7 @@
-"""The common part of this folder's programs: it stands before each of them, in one text.
+"""The common part of this folder's programs: its text is put before the text of each.
 
 Inputs and checks are those of `ringpull bench`: element e of rank r in iteration i is (e + i + r) mod m, so the sum over the ranks has
-a closed form. A replayed step of training is that of `ringpull bench train`, which see.
+a closed form. A step of training is replayed as in `ringpull bench train`, where it is explained.
 """
 import statistics
 import sys
@@ -9,12 +9,12 @@ import time
 
 import numpy
 
-#: The part of a step's computing that the backward pass takes.
+#: The backward pass's part of a step's computing.
 BACKWARD = 2 / 3
 
 
 class Patterns:
-    """A rank's inputs and what their sums must be, both cut from a strip that is made once."""
+    """A rank's inputs and their expected sums, both cut from strips that are made once."""
 
     def __init__(self, rank, ranks, longest):
         self.rank, self.period = rank, min(16, (1 << 24) // ranks) + 1
@@ -23,36 +23,36 @@ class Patterns:
         self.inputs, self.sums = (numpy.resize(row, longest + self.period).astype(numpy.float32) for row in (ramp, sums))
 
     def of(self, length, iteration):
-        """This rank's input of so many elements."""
+        """Returns this rank's input of `length` elements."""
         phase = (iteration + self.rank) % self.period
         return self.inputs[phase : phase + length]
 
     def sum_of(self, length, iteration):
-        """The sum of all ranks' inputs."""
+        """Returns the sum of all ranks' inputs."""
         phase = iteration % self.period
         return self.sums[phase : phase + length]
 
 
 class Device:
-    """Computes by the clock, one piece after the other; what the caller does meanwhile is in its time."""
+    """A device that computes by the clock, one piece after the other. The caller's own work during a piece costs no additional time."""
 
     def __init__(self):
         self.due = time.perf_counter()
 
     def work(self, seconds):
-        """Works for so long, counted from when the work before was due."""
+        """Computes for `seconds`, counted from the planned end of the previous piece."""
         self.due += seconds
         time.sleep(max(0.0, self.due - time.perf_counter()))
 
     def wait_for(self, call, *arguments):
-        """Has nothing to do until the call returns."""
+        """Leaves the device idle until the call returns."""
         asked = time.perf_counter()
         call(*arguments)
         self.due += time.perf_counter() - asked
 
 
 def traffic():
-    """Bytes sent and received by this host's interfaces, the loopback apart."""
+    """Returns the bytes that this host's interfaces, except the loopback, have sent and received."""
     sent = received = 0
     with open("/proc/self/net/dev", encoding="ascii") as table:
         for line in table:
@@ -64,17 +64,18 @@ def traffic():
 
 
 def add_train_arguments(arguments):
-    """The description of a replayed step."""
+    """Adds the options that describe a replayed step."""
     arguments.add_argument("--layers", help="replay training: FIRST:END:PART of each layer's keys and part of the computing")
     arguments.add_argument("--compute", type=float, help="seconds that a step computes for")
     arguments.add_argument("--batch", type=int, help="images of a rank in a step")
 
 
 def replay(peer, lens, options):
-    """Replays steps and gives what a record has beside the peer's own words.
+    """Replays steps, and returns the fields of a record that do not depend on the peer.
 
-    A step is the backward pass, layer by layer from the last: compute, then begin the sums of the layer's keys; then the forward pass
-    from the first: wait for the layer's sums, check them, compute. A peer that is used so waits for all sums between the two.
+    A step begins with the backward pass, layer by layer from the last: compute, then begin the sums of the layer's keys. Then comes the
+    forward pass from the first layer: wait for the layer's sums, check them, compute. If `peer.waits_for_all`, the step waits for all
+    sums between the two passes.
     """
     layers = []
     for words in options.layers.split(","):
@@ -105,7 +106,8 @@ def replay(peer, lens, options):
         if step >= options.warmup:
             ends.append(time.perf_counter() - begun)
     megabytes = (traffic() - before) * 1e-6 / options.iters
-    # From the last rank's end of a step to that of the next: ranks take turns at being the last.
+    # A step's time is from the last rank's end of the previous step to the last rank's end of this step, since
+    # the last rank is not always the same.
     last = peer.largest([*ends, *megabytes])
     times, payload = numpy.diff(last[: len(ends)]).tolist(), 4 * sum(lens)
     median = statistics.median(times)
