@@ -258,7 +258,7 @@ def test_what_an_updater_raises_is_an_error_that_names_the_key(store, capfd):
         (lambda s: ringpull.create("device"), ringpull.UnavailableError, "CUDA"),
         (lambda s: type(s).is_capable("flying"), ValueError, "flying"),
         (lambda s: s.push(["a", ("b", "c")], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "list of keys in a list"),
-        (lambda s: s.push(["a", {}], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "holds what is none"),
+        (lambda s: s.push(["a", {}], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "an item that is no key"),
         (lambda s: s.pushpull(["a", 1.5], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "type for keys"),
     ],
 )

@@ -115,7 +115,7 @@ def test_an_example_of_tensorflow_without_keras_says_what_to_do(checkout, tmp_pa
     needs("keras")
     done = of_two_ranks(tmp_path, checkout("horovod") / "examples" / example)
     # The launcher may end the other rank while it still imports TensorFlow.
-    said = "ringpull.horovod has no horovod.tensorflow.init\n  hint: TensorFlow is here with Keras alone"
+    said = "ringpull.horovod has no horovod.tensorflow.init\n  hint: TensorFlow is supported with Keras alone"
     assert done.status != 0 and any(said in printed.err for printed in done.ranks), f"{done}"
 
 
