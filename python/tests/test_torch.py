@@ -75,7 +75,7 @@ summed.close()
 table = torch.nn.Embedding(4, 2, sparse=True)
 of_table = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), named_parameters=[("table", table.weight)], groups=1)
 of_table.zero_grad(set_to_none=True)
-assert "the gradient of table is sparse, and travels in no group" in said(ValueError, lambda _: table(torch.tensor([1])).sum().backward())
+assert "the gradient of table is sparse, and a sparse gradient cannot be in a group" in said(ValueError, lambda _: table(torch.tensor([1])).sum().backward())
 
 of_adasum = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
 step = of_adasum.step
