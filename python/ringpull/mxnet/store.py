@@ -255,7 +255,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states to a file. A file that cannot be written whole is not written at all."""
+        """Writes the optimizer's states to a file. If that fails, the file stays as it was."""
         if self._stored:
             self._settle()
             self._native.save_optimizer_states(os.fspath(fname), dump_optimizer)
