@@ -60,7 +60,7 @@ def by_sum(optimizer):
 
 average = ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store)
 text = said(ringpull.ArgumentError, by_sum)
-assert text.startswith("the gradient of weight is combined by another optimizer already") and "call close() of that optimizer first" in text, text
+assert text.startswith("the gradient of weight is already combined by another optimizer") and "call close() of that optimizer first" in text, text
 average.close()
 summed = by_sum(torch.optim.SGD(net.parameters(), lr=0.1))
 for is_replaced, makes_graph in (False, False), (False, True), (True, False), (True, True):
@@ -69,7 +69,7 @@ for is_replaced, makes_graph in (False, False), (False, True), (True, False), (T
     for parameter in net.parameters() if is_replaced else ():
         parameter.grad = parameter.grad.clamp(-0.5, 0.5)
     text = said(ValueError, lambda _: net(torch.ones(1, 2)).sum().backward(create_graph=makes_graph))
-    assert text.startswith("the gradient of ") and "is a sum over the ranks already" in text and "backward_passes_per_step" in text, text
+    assert text.startswith("the gradient of ") and "is already summed over the ranks" in text and "backward_passes_per_step" in text, text
 assert "a generator is no optimizer" in said(ringpull.ArgumentError, lambda _: ringpull.torch.DistributedOptimizer(net.parameters(), store))
 summed.close()
 table = torch.nn.Embedding(4, 2, sparse=True)
@@ -129,7 +129,7 @@ def in_another_thread(grad):
 between = nets[0][0](torch.ones(1, 2))
 between.register_hook(in_another_thread)
 nets[0][1](between).sum().backward()
-assert len(texts) == 1 and texts[0].startswith("a backward pass has reached 1.") and "while one of another thread is under way" in texts[0], texts
+assert len(texts) == 1 and texts[0].startswith("a backward pass has reached 1.") and "while another thread's backward pass is under way" in texts[0], texts
 own = Own(torch.optim.SGD(net.parameters(), lr=0.1), store)
 own.step()
 assert own.steps == 1
