@@ -405,7 +405,7 @@ def test_a_job_that_cannot_go_on_in_place_starts_again(tmp_path, way):
     assert status == 0, output
     for rank in range(4):
         assert f"[rank {rank}] start 1: rank {rank} is {rank} of 4, at step 26, reset at [5]\n" in output, output
-    assert ("3 ranks of this job are left, and it is to go on with 4 at least" in output) == (way == "kill"), output
+    assert ("3 ranks of this job survive, but it needs at least 4" in output) == (way == "kill"), output
 
 
 @pytest.mark.parametrize("end", ["import missing", "os.kill(os.getpid(), 9)", "os._exit(0)"])

@@ -11,7 +11,7 @@ from ranks import HERE, launch, mpi
 #: What jobs call stores through.
 FRONTS = ["ringpull", "mxnet", "torch"]
 JOB = HERE / "jobs/last_words.py"
-NAMES = {"ringpull": '"w"', "mxnet": r"\d \('dense0_(weight|bias)'\)", "torch": r"\"(parameter\.\d\" \('0\.(weight|bias)'\)|reached\.\d\" \('what a backward pass has reached'\))"}
+NAMES = {"ringpull": '"w"', "mxnet": r"\d \('dense0_(weight|bias)'\)", "torch": r"\"(parameter\.\d\" \('0\.(weight|bias)'\)|reached\.\d\" \('the gradients that a backward pass has reached'\))"}
 
 
 def run(front, case, ranks=3, **env):

@@ -165,7 +165,7 @@ except ringpull.ArgumentError as error:
 def test_parameters_in_another_order_on_a_rank_are_an_error_on_every_rank():
     done = mpi(2, "-c", ORDERS)
     first = [printed.out.partition("\n")[0] for printed in done.ranks]
-    expected = "the ranks' optimizers have parameters of other names, or in another order: here "
+    expected = "the ranks' optimizers have parameters with different names, or in a different order: on this rank "
     assert [line.startswith(expected) for line in first] == [True, True] and "0.weight" in first[0] and "1.bias" in first[1], f"{done}"
 
 

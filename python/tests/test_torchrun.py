@@ -82,7 +82,7 @@ def test_a_job_takes_no_status_of_another_that_meets_at_the_same_place(program):
     job.set("ended", "0")
     place = f"127.0.0.1 port {store.port}"
     for words, error in (
-        (["--rdzv-endpoint", f"127.0.0.1:{store.port}"], f"error: node 2 of the job none of 2 nodes has come to {place} already"),
+        (["--rdzv-endpoint", f"127.0.0.1:{store.port}"], f"error: node 2 of the job none of 2 nodes has already connected to {place}"),
         (["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", store.port], f"error: no store can be had at {place}"),
     ):
         status, output = torchrun("--nnodes", "2", *words, program)
@@ -100,11 +100,11 @@ def test_words_that_cannot_be_translated_are_errors(capsys, monkeypatch):
         (["--nnodes", "1:4"], "--nnodes 1:4 lets the number of nodes change"),
         (["--nnodes", "2"], "--nnodes 2 without the address of a node"),
         (["--nnodes", "2", "--master-addr", "127.0.0.1", "--node-rank", "2"], "--node-rank 2 of 2 nodes"),
-        (["--nproc-per-node", "many"], "--nproc-per-node many is no number from 1 on"),
-        (["--max-restarts", "3"], "--max-restarts 3: a job does not start again by itself"),
-        (["--log-dir", "logs"], "there is no --log-dir here"),
-        (["-t", "3"], "there is no --tee here"),
-        (["--rdzv-backend", "etcd-v2"], "--rdzv-backend etcd-v2 is not here"),
+        (["--nproc-per-node", "many"], "--nproc-per-node many: expected a number of at least 1"),
+        (["--max-restarts", "3"], "--max-restarts 3: jobs do not restart by this option"),
+        (["--log-dir", "logs"], "--log-dir is not supported"),
+        (["-t", "3"], "--tee is not supported"),
+        (["--rdzv-backend", "etcd-v2"], "--rdzv-backend etcd-v2 is not supported"),
     ):
         with pytest.raises(SystemExit) as ended:
             torchrun_main([*words, "train.py"])
