@@ -294,8 +294,9 @@ impl Store {
         })
     }
 
-    /// Does push and pull. `values` and `outs` have the same keys in the same order. Without outputs the values are
-    /// the outputs. A key without values is left out. Every tensor is checked before the first key is pushed.
+    /// Does push and pull. `values` and `outs` have the same keys in the same order. Without outputs the
+    /// values are the outputs. A key without values is left out. Every tensor is checked before the first key
+    /// is pushed.
     fn push_pull(
         &self,
         py: Python<'_>,
