@@ -203,8 +203,8 @@ def reference():
         "",
         "<!-- Made by `RENEW=1 pytest python/tests/test_book.py -k reference`. -->",
         "",
-        "Every public class and function, from the sources' own words. [NumPy, JAX, any array](../how-to/python.md) shows",
-        "how they are used together.",
+        "Every public class and function, with the documentation of the sources. [NumPy, JAX, any array](../how-to/python.md)",
+        "shows their use together.",
     ]
     for module, names in MODULES.items():
         lines += ["", f"## {module}"]

@@ -1,4 +1,4 @@
-"""PyTorch on our stores."""
+"""Tests PyTorch on our stores."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
 @pytest.mark.parametrize("front", ["ringpull", "horovod"])
 def test_whatever_works_with_an_optimizer_works_with_a_wrapped_one(front):
     status, output = run([sys.executable, HERE / "jobs/torch_optimizers.py", front])
-    # PyTorch itself may have warned.
+    # There may also be warnings of PyTorch itself.
     lines = output.splitlines()
     assert status == 0 and "that is all" in lines and not any(line.startswith(f"{front}: ") for line in lines), output
 
@@ -203,7 +203,7 @@ def test_the_program_for_frameworks_on_gpus_is_right_in_host_memory():
 
 
 def test_processes_that_would_train_alone_get_a_warning():
-    # What torchrun sets.
+    # These are the variables that torchrun sets.
     of_torchrun = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "none"}
     code = """if True:
         import torch, ringpull.torch

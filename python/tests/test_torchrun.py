@@ -1,4 +1,4 @@
-"""`python -m ringpull.torchrun`: torchrun's words, and jobs of `ringpull launch`."""
+"""Tests `python -m ringpull.torchrun`: torchrun's command line, and the jobs of `ringpull launch` that it starts."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def torchrun(*words, **more):
 def test_torchruns_words_start_ranks_of_mpi(program):
     status, output = torchrun("--standalone", "--nproc_per_node", "2", program, "--epochs", "3")
     assert status == 0 and lines(output) == [f"rank {rank} of 2: --epochs 3 2.0 {rank} 1" for rank in range(2)], output
-    # A module, PyTorch's variables for options, and the status of a rank.
+    # The second job is a module, with PyTorch's variables instead of options, and one rank's exit status.
     more = {"PET_NPROC_PER_NODE": 2, "PET_MODULE": 1, "PYTHONPATH": f"{program.parent}:{os.environ.get('PYTHONPATH', '')}", "STATUS": 7}
     status, output = torchrun("--nnodes=1:1", "--rdzv-backend=c10d", program.stem, "-x", **more)
     assert status == 7 and lines(output)[0].startswith("rank 0 of 2: -x 2.0 0"), output
@@ -76,7 +76,7 @@ def test_nodes_meet_and_node_0_starts_the_job(words, program):
 def test_a_job_takes_no_status_of_another_that_meets_at_the_same_place(program):
     distributed = pytest.importorskip("torch.distributed")
     store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    # The other job has both of its nodes, and has ended well.
+    # The other job has both of its nodes, and has ended with success.
     job = distributed.PrefixStore("ringpull/none", store)
     job.add("nodes", 1)
     job.set("ended", "0")
