@@ -83,7 +83,7 @@ def test_a_job_takes_no_status_of_another_that_meets_at_the_same_place(program):
     place = f"127.0.0.1 port {store.port}"
     for words, error in (
         (["--rdzv-endpoint", f"127.0.0.1:{store.port}"], f"error: node 2 of the job none of 2 nodes has already connected to {place}"),
-        (["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", store.port], f"error: no store can be had at {place}"),
+        (["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", store.port], f"error: no store can be reached or opened at {place}"),
     ):
         status, output = torchrun("--nnodes", "2", *words, program)
         assert status != 0 and error in output and "--master-port" in output, output
