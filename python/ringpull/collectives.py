@@ -369,7 +369,8 @@ class Communicator:
         return Receive(self._native.recv(_out(out), source, tag), out)
 
     def join(self) -> int:
-        """Adds zeros to the other ranks' sums and averages, until every rank of the job has called this. For a rank that has no data left.
+        """Adds zeros to the other ranks' sums and averages, until every rank of the job has called this. Call it on a rank that has no data
+        left.
 
         Returns the rank that called it last. If the other ranks call other collectives meanwhile, these raise. Only the
         communicator of the whole job has this method. Blocks.

@@ -60,8 +60,8 @@ class KVStore(Worker):
     optimizer or updater the sum becomes the key's value in the store; otherwise the optimizer or updater changes the value by the sum.
     Every worker must init every key once, and push every key of a step once. The order of keys may differ between workers.
 
-    A method takes one key with its value, or a list of keys with a list of values. Instead of a value it takes a list of
-    values (one for each device): these are summed as inputs, and all written as outputs. A tensor is any object with the buffer protocol or
+    A method takes one key with its value, or a list of keys with a list of values. Each value may itself be a list of values, one for each
+    device: inputs of a key are then summed, and outputs of a key are all written. A tensor is any object with the buffer protocol or
     DLPack whose memory is contiguous and on the host: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. Tensors are
     borrowed, and written in place; ``push`` copies its values first. With tensors in host memory, Ctrl-C ends a call that waits.
 
@@ -84,7 +84,7 @@ class KVStore(Worker):
 
     @property
     def type(self) -> str:
-        """The kind as which the store was created."""
+        """The store's kind, by its name."""
         return self._native.kind
 
     # Values.
@@ -146,7 +146,7 @@ class KVStore(Worker):
         until the handle's ``wait()`` has returned. Several keys travel together: no key waits for the key before it. If an argument is no
         tensor, the call raises before any key is sent.
 
-        The store finds by its address memory that is given twice, also through views of one array. In one call, a value that
+        Memory that is given twice, also through views of one array, is recognised by its address. In one call, a value that
         shares memory with another output is copied first. Outputs that share memory are an error that names their
         keys. If a later call has memory that an unfinished call still needs, it waits for the unfinished call. So all ranks must make calls
         on this memory in the same order.
@@ -254,9 +254,9 @@ class KVStore(Worker):
     _barrier = barrier
 
     def join(self) -> int:
-        """Adds zeros to the other workers' pushes, until every worker has called this. For a worker that has no data left.
+        """Adds zeros to the other workers' pushes, until every worker has called this. Call it on a worker that has no data left.
 
-        It applies to all stores of the process. Returns the rank that called it last. For `dist_sync_mpi` in host memory. With
+        It applies to all stores of the process. Returns the rank that called it last. It exists for `dist_sync_mpi` in host memory. With
         `local` it returns at once; other kinds raise. Blocks. Collective.
         """
         return self._native.join()

@@ -17,7 +17,7 @@ __all__ = ["Worker", "leave_at_exit", "warn_of_separate_models"]
 
 
 class Worker:
-    """One worker's part in the job, and the state of its stores."""
+    """One worker's part in the job. The base class of every store."""
 
     _native: _native.Store
     #: The name of the compression with which ``float32`` gradients travel.
@@ -54,7 +54,7 @@ class Worker:
         """Sets each worker's share of a batch, for example its number of rows. Give the same list on every worker.
 
         From now on floating-point values that this worker pushes are multiplied by its share divided by the mean share. So if each worker
-        pushes the mean gradient of its part, which :func:`ringpull.split` gives, sums are the same as with equal parts, and averages are
+        pushes the mean gradient of its part of a batch (see :func:`ringpull.split`), sums are the same as with equal parts, and averages are
         those of the whole batch. Integers are not changed. Gradients that are sums over examples need no shares. Not for stores on devices.
         """
         self._native.set_shares([float(weight) for weight in work_load_list])

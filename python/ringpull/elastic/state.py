@@ -249,7 +249,7 @@ def _saved(value: Any) -> Any:
 
 
 def _broadcast(whole: Communicator, content: bytes | memoryview | None, root: int) -> bytes | memoryview:
-    """The bytes that rank ``root`` has, on every rank."""
+    """Sends the bytes that rank ``root`` has to every rank, and returns them."""
     length = numpy.array([0 if content is None else len(content)], numpy.int64)
     whole.broadcast(length, root, name="ringpull.elastic.length", out=length).wait()
     if whole.rank == root and content is not None:
@@ -266,11 +266,11 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
     First it loads the newest commit. If there is none, it gives every rank the state of rank 0. After a
     restart it calls the callbacks of :meth:`State.register_reset_callbacks`. After a change of hosts it ends
-    the process at the next commit, and the launcher starts the job again. Errors are raised as without it:
-    the ranks end, and the launcher starts the job again.
+    the process at the next commit, and the launcher starts the job again. Other errors are raised unchanged.
+    They end the ranks, and the launcher starts the job again too.
 
-    With ``ringpull launch --elastic --in-place`` it does all of that again after a loss, in the same process.
-    Communicators of all ranks then have only the ranks that are left. A rank whose function raises an error
+    With ``ringpull launch --elastic --in-place`` it does all these steps again after a loss, in the same process.
+    Communicators of all ranks then have only the surviving ranks. A rank whose function raises an error
     of its own leaves the job. If the process has a store, the loss is an error, and the job starts again.
     """
 

@@ -125,7 +125,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Takes part in the other processes' reductions with zeros, until every process has called it. For a process that has no data left.
+    """Adds zeros to the other processes' reductions, until every process has called it. Call it on a process that has no data left.
 
     Returns the rank that called it last. ``device`` is accepted for Horovod's sake, and changes nothing.
     """

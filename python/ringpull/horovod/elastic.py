@@ -27,7 +27,7 @@ class _HostMessages:
 
 
 class State(elastic.State):
-    """:class:`ringpull.elastic.State` with an attribute of Horovod's that Horovod's test programs use."""
+    """:class:`ringpull.elastic.State` with one more attribute, which Horovod's test programs use."""
 
     @property
     def _host_messages(self) -> _HostMessages:

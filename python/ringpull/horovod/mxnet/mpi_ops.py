@@ -172,7 +172,7 @@ def allgather(tensor: Any, name: str | None = None, priority: int = 0, process_s
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """The array of ``root_rank``. This is a rank of the job, also if a process set is given."""
+    """The array of ``root_rank``. ``root_rank`` is a rank of the job, also if a process set is given."""
     given = _given(tensor)
 
     def call(comm: Any, known: str | None) -> list[Any]:
@@ -188,7 +188,7 @@ def broadcast_(tensor: Any, root_rank: int, name: str | None = None, priority: i
 
 
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """The rows that the ranks send to this one. Each rank sends ``splits[r]`` rows to rank r, by default the same number to each.
+    """Sends ``splits[r]`` rows to each rank r, by default the same number to each. Returns the rows that the ranks send to this one.
 
     With ``splits`` it also returns the number of rows from each rank.
     """

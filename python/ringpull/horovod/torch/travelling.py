@@ -125,7 +125,7 @@ def broadcast_async_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensor of ``root_rank``. This is a rank of the job, also if a process set is given."""
+    """The tensor of ``root_rank``. ``root_rank`` is a rank of the job, also if a process set is given."""
 
     def backward(gradient: torch.Tensor) -> Any:
         reduced = allreduce_async(gradient, op=Average, process_set=process_set).wait()
@@ -187,7 +187,7 @@ def _alltoall_async(
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The rows that the ranks send to this one. Each rank sends ``splits[r]`` rows to rank r, by default the same number to each.
+    """Sends ``splits[r]`` rows to each rank r, by default the same number to each. Returns the rows that the ranks send to this one.
 
     With ``splits`` it also returns the number of rows from each rank.
     """
