@@ -98,8 +98,8 @@ impl Array {
             strides[at - 1] = strides[at] * shape[at];
         }
         let mut layout = Box::new(Layout { format: format.to_owned(), shape, strides });
-        // SAFETY: the interpreter hands us a view to fill in; `layout` lives until the view is released, the
-        // elements as long as this object, of which the view holds a reference.
+        // SAFETY: the interpreter gives us a view to fill in. `layout` lives until the view is released. The
+        // elements live as long as this object, and the view holds a reference to it.
         unsafe {
             (*view).buf = this.data.bytes().as_ptr().cast_mut().cast();
             (*view).len = this.data.bytes().len() as ffi::Py_ssize_t;

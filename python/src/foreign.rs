@@ -84,8 +84,8 @@ enum Place {
     },
 }
 
-/// An array whose library cannot pass its element type on to other libraries. `array` has the same elements
-/// as another type of the same length.
+/// An array whose library cannot pass its element type on to other libraries. `array` has the same memory,
+/// with another element type of the same length.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Named {
     array: Py<PyAny>,

@@ -68,7 +68,7 @@ impl Store {
         self.reporting(py, |store| detached(py, store, work))
     }
 
-    /// Runs `work` on the store, and reports an error that it raises to the other workers. The store itself
+    /// Runs `work` on the store. If `work` raises, reports the error to the other workers. The store itself
     /// would not report most errors in Python's arguments, because they are found before the store is called.
     fn reporting<T>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> PyResult<T>) -> PyResult<T> {
         let store = self.open(py)?;

@@ -64,7 +64,7 @@ def test_a_job_with_servers_is_shown_with_them():
     late = job["late"]
     assert late["ranks"] == [2] and late["operation"].endswith('key "first"') and late["waited_s"] > 0.5, f"{done}"
     assert [rank["steps"] for rank in job["ranks"]] == [51, 51, 50], f"{done}"
-    # Each key is on one of the two servers. Workers send the other server only checks whether it lives.
+    # Each key is on one of the two servers. Workers only check whether the other server lives.
     servers = [server for server in job["servers"] if server["received_bytes"] > 500]
     assert servers and all(server["steps"] == 50 and server["peer"]["role"] == "server" for server in servers), f"{done}"
     assert any(server["doing"] == 'waits for push of key "first" by rank(s) [2]' for server in servers), f"{done}"

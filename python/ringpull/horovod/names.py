@@ -40,7 +40,7 @@ _PLACES = {
     "horovod.torch.elastic.state": f"{_OURS}.torch.elastic",
 }
 
-#: The names of these modules of ours in an error.
+#: Horovod's names of some of our modules, for errors.
 _THEIRS = {place: known for known, place in _PLACES.items() if re.match(r"horovod\.(common\.|runner)", known)}
 
 #: The hints for names that are missing here. The first pattern that matches the full dotted name counts.

@@ -64,7 +64,7 @@ def main():
     gradient = numpy.zeros(1000, numpy.float32)
     for key in "first", "second":
         store.init(key, gradient)
-    # After so many steps the sequence of calls is frozen.
+    # During 60 steps the sequence of calls becomes frozen.
     for step in range(60):
         if step == 50 and store.rank == LATE:
             evaluate(kind, command, address)

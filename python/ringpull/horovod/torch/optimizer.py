@@ -57,7 +57,7 @@ class _Group:
         self.operation: tuple[list[Any], list[torch.Tensor], Any, list[Any]] | None = None
 
 
-#: For each communicator the number of parameters of each name so far, each of another optimizer.
+#: For each communicator and each name, the number of optimizers so far that have a parameter of this name.
 _counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 

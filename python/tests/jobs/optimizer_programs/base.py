@@ -7,7 +7,7 @@ from torch import nn
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
 
-#: Each program, with the fronts for which it is.
+#: The programs by their names, each with the fronts that run it.
 PROGRAMS: dict[str, tuple[Any, tuple[str, ...]]] = {}
 
 
