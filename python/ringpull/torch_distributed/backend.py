@@ -127,7 +127,7 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         error = f"{names} failed to pass monitoredBarrier in {limit.total_seconds() * 1000:.0f} ms" if missing else ""
         self._store.set(name, error)
         if missing:
-            raise raised(StalledError(f"{who}: {error}\n  hint: find out what it does meanwhile, or give a longer timeout"))
+            raise raised(StalledError(f"{who}: {error}\n  hint: find out what the missing ranks are doing, or give a longer timeout"))
 
 
 def is_ours(group: Any) -> bool:

@@ -327,7 +327,7 @@ def DistributedOptimizer(
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"invalid groups={groups}\n  hint: give a number that is not negative")
-        # The lists are equally long, and have the parameters in the given order.
+        # The lists have the parameters in the given order, and their lengths differ by at most one.
         lists = [trained[at * len(trained) // groups : (at + 1) * len(trained) // groups] for at in range(groups)]
     elif groups is not None:
         lists = [[parameter for parameter in members if parameter.requires_grad] for members in groups]
