@@ -75,7 +75,7 @@ class Operation(Generic[T]):
 
 
 class Receive(Operation[Any]):
-    """A receive under way. Its result is the array that it received into."""
+    """A receive under way. Its result is the array into which it has received."""
 
     def __init__(self, called: _native.Called, out: Array) -> None:
         super().__init__(called, self._received)

@@ -26,8 +26,7 @@ Key = tuple[int, int]
 
 
 def _check(folder: pathlib.Path) -> bool:
-    """Returns True if the folder exists. Raises if other users have rights to it, since pickle may run code from the files that it reads
-    there."""
+    """Returns True if the folder exists. Raises if other users have rights to it: pickle may run code from the files in it."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

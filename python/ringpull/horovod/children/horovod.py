@@ -6,6 +6,6 @@ import sys
 from ringpull.horovod.names import Finder
 
 sys.meta_path.insert(0, Finder("horovod"))
-# This module is in the way of the real one: it is removed, and not found again.
+# The finder now finds `ringpull.horovod` under this name. It replaces this module.
 del sys.modules[__name__]
 sys.modules[__name__] = importlib.import_module(__name__)
