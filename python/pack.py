@@ -1,6 +1,6 @@
 """Packs a staged folder into a wheel. Called by scripts/wheel with: STAGE PYPROJECT GLIBC OUT
 
-STAGE holds `ringpull` and `ringpull_torch` (the packages), `bin` (programs), and `share`, which goes beside
+STAGE holds the packages `ringpull` and `ringpull_torch`, the programs in `bin`, and `share`, which is installed beside
 `bin`."""
 
 import pathlib

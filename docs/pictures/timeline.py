@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws one step of a merged timeline: what each rank computes, what it waits for, what is on the wire.
+"""Draws one step of a merged timeline: each rank's computing, its waits, and its sums on the wire.
 
     ringpull lab up 4 200mbit
     ringpull launch -n 4 -s 0 --launcher lab --env RINGPULL_TIMELINE=$PWD/trace.json -- \\
@@ -38,9 +38,9 @@ def spans(events):
 
 
 def step_of(found):
-    """Beginning and end of the last whole step of rank 0: from the last layer's backward pass to the next one's."""
+    """The beginning and the end of the last whole step of rank 0. A step lasts from one backward pass of the last layer to the next."""
     last_layer = sorted(start for rank, kind, name, start, _ in found if (rank, kind, name) == (0, "compute", "fc8"))
-    # A layer computes twice in a step: backward at its beginning, and forward at its end.
+    # A layer computes twice in a step: backward at the step's beginning, and forward at its end.
     begins = last_layer[::2]
     return begins[-2], begins[-1]
 

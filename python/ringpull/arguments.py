@@ -1,4 +1,4 @@
-"""The shapes in which MXNet's methods take keys and values: one or a list, and a list of values for each key."""
+"""The forms in which MXNet's methods take keys and values: one key or a list, and for each key one value or a list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import ArgumentError
 
 
 def pairs(key: Any, value: Any) -> list[tuple[Any, list[Any]]]:
-    """Each key with its list of values. A key named several times in a list has all the values that stand beside it."""
+    """Each key with its list of values. A key that occurs several times in a list has the values of all its positions."""
     if not isinstance(key, (list, tuple)):
         return [(key, listed(value))]
     if not isinstance(value, (list, tuple)) or len(key) != len(value):
@@ -21,7 +21,7 @@ def pairs(key: Any, value: Any) -> list[tuple[Any, list[Any]]]:
     try:
         is_distinct = len(set(key)) == len(key)
     except TypeError as error:
-        raise ArgumentError(f"a list of keys holds what is none: {error}\n  hint: keys are integers or strings") from None
+        raise ArgumentError(f"a list of keys has an item that is no key: {error}\n  hint: keys are integers or strings") from None
     if is_distinct:
         return list(zip(key, map(listed, value)))
     grouped: dict[Any, list[Any]] = {}
@@ -38,14 +38,14 @@ def outputs(key: Any, out: Any) -> list[tuple[Any, list[Any]]]:
 
 
 def rows(key: Any, out: Any, row_ids: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Each output of a row-sparse pull with its key and its row ids; one set of ids may stand for all outputs of a key."""
+    """Each output of a row-sparse pull with its key and its row ids. One set of ids may serve all outputs of a key."""
     if out is None or row_ids is None:
         raise ArgumentError(f"row_sparse_pull of key {key!r} needs an output and row ids\n  hint: give out= and row_ids=")
     single = not isinstance(key, (list, tuple))
     keys, outs, ids = ([key], [out], [row_ids]) if single else (list(key), listed(out), listed(row_ids))
     for one, some, ids_of in zip(keys, outs, _for_each(ids, len(keys), key), strict=True):
         some = listed(some)
-        # Of one output the ids may be a plain list of numbers.
+        # For one output the ids may be a plain list of numbers.
         is_several = isinstance(ids_of, (list, tuple)) and not all(isinstance(row, numbers.Integral) for row in ids_of)
         for each, chosen in zip(some, _for_each(list(ids_of) if is_several else [ids_of], len(some), one), strict=True):
             yield one, each, chosen

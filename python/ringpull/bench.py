@@ -1,12 +1,13 @@
 """Measures pushpull from Python: ``mpirun -n N python -m ringpull.bench --lens 6250000``; rank 0 prints one JSON array of records.
 
-Without more words it is what ``store.pushpull(key, array)`` costs for NumPy's own arrays. ``--memory shared`` takes arrays of
-``ringpull.zeros``, ``--no-keep`` leaves the sums to them. ``--beside-rust`` takes turns with ``ringpull bench pushpull``, in the same
-processes and on the same store, and prints its record first; with ``--memory rust`` its partner is the same loop of Rust's on other
-keys, which says how far apart two equal things are measured. In every second turn the partner goes first.
+By default it measures ``store.pushpull(key, array)`` for NumPy's own arrays. ``--memory shared`` uses arrays of ``ringpull.zeros``.
+With ``--no-keep`` only the arrays get the sums, and the store keeps none. ``--beside-rust`` alternates with the loop of ``ringpull bench
+pushpull``, in the same processes and on the same store, and prints the record of that loop first. With ``--beside-rust --memory rust``
+both loops are Rust's, on different keys: this shows how much the times of two equal loops differ. In every second turn the other loop
+goes first.
 
-Inputs and checks are those of ``ringpull bench pushpull``: element e of rank r in iteration i is (e + i + r) mod m, so the sum over
-the ranks has a closed form, and a time is printed only beside a check of its sums. A time is the slowest rank's.
+Inputs and checks are as in ``ringpull bench pushpull``: element e of rank r in iteration i is (e + i + r) mod m, so the sum over
+the ranks has a closed form. Every sum is checked before its time is printed. A time is that of the slowest rank.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ import numpy
 from . import _native
 from .kvstore import KVStore, create, zeros
 
-#: Elements are filled and compared in runs of about this many, as Rust does it: a run as long as the arrays
-#: would take their place in the processor's caches before the clock starts.
+#: Elements are filled and compared in runs of about this length, as in Rust. A run as long as the arrays would displace the arrays from
+#: the processor's caches before the clock starts.
 RUN_LEN = 512 * 17
 
 
 class PythonIterations:
-    """Iterations of pushpull over arrays, taken one by one. Collective, as its ``seconds`` is."""
+    """Runs iterations of pushpull over arrays, one by one. Collective, and so is ``seconds``."""
 
     def __init__(self, store: KVStore, lens: list[int], memory: str, keep: bool) -> None:
         self._store, self._keep = store, keep
@@ -41,13 +42,13 @@ class PythonIterations:
         store.init(self._keys, self._values)
 
     def _run(self, ranks: range, iteration: int) -> Any:
-        """A whole number of periods of what so many ranks push, added up."""
+        """The sum of the elements that these ranks push in an iteration, for a whole number of periods."""
         phases = numpy.arange(self._period) + iteration
         period = sum((phases + rank) % self._period for rank in ranks)
         return numpy.tile(numpy.asarray(period, numpy.float32), RUN_LEN // self._period)
 
     def seconds(self, iteration: int) -> float:
-        """The seconds of one iteration, whose sums have been verified. Iterations count from 0."""
+        """Runs one iteration, checks its sums and returns its seconds. Iterations count from 0."""
         store, keys, values = self._store, self._keys, self._values
         inputs = self._run(range(store.rank, store.rank + 1), iteration)
         for value in values:
@@ -57,7 +58,7 @@ class PythonIterations:
         start = time.perf_counter()
         store.pushpull(keys[::-1], values[::-1], keep=self._keep)
         seconds = time.perf_counter() - start
-        # Without this the first rank to finish would take the processor from the last.
+        # Without this barrier the first rank to finish would take processor time from the last.
         store.barrier()
         sums = self._run(range(store.num_workers), iteration)
         for key, value in zip(keys, values):
@@ -67,7 +68,7 @@ class PythonIterations:
 
 
 def chunks(value: Any, length: int) -> Iterator[Any]:
-    """The array in parts of that length; the last may be shorter."""
+    """Parts of the array of the given length. The last part may be shorter."""
     return (value[start : start + length] for start in range(0, len(value), length))
 
 
@@ -79,9 +80,9 @@ def main() -> None:
     keys_of.add_argument("--lens", help="elements of each key, separated by commas")
     keys_of.add_argument("--model", help="the key list of vgg16, resnet50 or bert-large, or a file, as ringpull bench reads it")
     parser.add_argument("--scale", type=float, default=1.0, help="scale every key of the model to this part of its elements")
-    parser.add_argument("--memory", choices=["numpy", "shared", "rust"], default="numpy", help="whose the arrays are")
-    parser.add_argument("--no-keep", dest="keep", action="store_false", help="let the arrays alone have the sums")
-    parser.add_argument("--beside-rust", action="store_true", help="measure Rust's own loop in turn with Python's")
+    parser.add_argument("--memory", choices=["numpy", "shared", "rust"], default="numpy", help="who allocates the arrays")
+    parser.add_argument("--no-keep", dest="keep", action="store_false", help="write the sums to the arrays only; the store keeps none")
+    parser.add_argument("--beside-rust", action="store_true", help="alternate between Rust's own loop and Python's")
     parser.add_argument("--iters", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     options = parser.parse_args()
@@ -96,14 +97,14 @@ def main() -> None:
         sides["Rust again"] = _native.RustIterations(store._native, lens, "again")
     else:
         sides[f"Python, {options.memory} memory, sums {kept}"] = PythonIterations(store, lens, options.memory, options.keep)
-    #: The seconds of each turn, side by side.
+    #: For each turn the seconds of each side.
     rows: list[list[float]] = []
     for iteration in range(options.warmup + options.iters):
         order = list(sides)[:: -1 if iteration % 2 else 1]
         seconds = {name: sides[name].seconds(iteration) for name in order}
         if iteration >= options.warmup:
             rows.append([seconds[name] for name in sides])
-    # Every rank puts its own rows among zeros; the sum holds all of them.
+    # Every rank puts its own rows into zeros; the sum has the rows of all ranks.
     matrix = numpy.zeros((ranks, options.iters, len(sides)))
     matrix[rank] = rows
     store.init("seconds", numpy.zeros_like(matrix))

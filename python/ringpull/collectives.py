@@ -1,4 +1,4 @@
-"""Collectives without keys: of all ranks of a job, or of a process set."""
+"""Collectives without keys, over all ranks of a job or over a process set."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class Operation(Generic[T]):
-    """A collective under way. Its input may not be changed, nor its output touched, until :meth:`wait` has returned.
+    """A collective under way. Do not change its input, and do not read or write its output, until :meth:`wait` has returned.
 
-    It goes on if nobody waits for it.
+    The collective goes on even if nobody waits for it.
     """
 
     def __init__(self, called: _native.Called, finish: Callable[[Any, list[int] | None], T]) -> None:
@@ -32,10 +32,10 @@ class Operation(Generic[T]):
         self._raised: BaseException | None = None
 
     def wait(self, timeout: float | None = None) -> T:
-        """The result, when it is there.
+        """Waits for the result and returns it.
 
-        Raises what kept it from coming, and ``TimeoutError`` if that takes longer than ``timeout`` seconds. Another thread may run Python
-        meanwhile, and Ctrl-C ends it.
+        Raises the error of a collective that failed, and ``TimeoutError`` if the result takes longer than ``timeout`` seconds. Meanwhile
+        other threads may run Python. Ctrl-C ends the wait.
         """
         with self._lock:
             if not self._result:
@@ -56,8 +56,8 @@ class Operation(Generic[T]):
         return bool(self._result) or self._raised is not None or self._called.done()
 
     def _take(self) -> bool:
-        """Returns True if the result is there; then :meth:`wait` returns it. Does not count as a wait, which would
-        end a sequence that goes on without messages."""
+        """Returns True if the result is there; then :meth:`wait` returns it. Unlike a wait, this does not end a sequence of calls that runs
+        without messages."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -75,7 +75,7 @@ class Operation(Generic[T]):
 
 
 class Receive(Operation[Any]):
-    """A receive under way. Its result is the array that it received into."""
+    """A receive under way. Its result is the array into which it has received."""
 
     def __init__(self, called: _native.Called, out: Array) -> None:
         super().__init__(called, self._received)
@@ -86,19 +86,19 @@ class Receive(Operation[Any]):
         return self._out
 
     def source(self) -> int:
-        """The rank of the communicator whose message it is, when it is there."""
+        """The rank, in the communicator, that sent the message. Waits for the message."""
         self.wait()
         return self._source
 
 
 class _Group(Operation[list[T]]):
-    """Several operations as one."""
+    """Several operations that are waited for as one."""
 
     def __init__(self, members: Sequence[Operation[T]]) -> None:
         self._members = members
 
     def wait(self, timeout: float | None = None) -> list[T]:
-        # Each is waited for, also behind one that fails.
+        # All operations are waited for, also after one of them has failed.
         raised, results = None, []
         for member in self._members:
             try:
@@ -117,13 +117,13 @@ def _is_torch(array: Array) -> bool:
     return type(array).__module__.partition(".")[0] == "torch"
 
 
-#: The types of PyTorch that every version of it can say to other libraries.
+#: The element types that every version of PyTorch can pass to other libraries by DLPack.
 _OF_DLPACK = {"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "complex32", "complex64", "complex128"}
 
 
 def _travels(array: Array, is_written: bool = False) -> Array:
-    """The array as stores take it: without its history, and under its own name where its library cannot say its
-    element type to others."""
+    """The array in the form that stores take: detached from its graph. If its library cannot pass the element type to other libraries, the
+    result carries the type's name."""
     if _is_torch(array):
         import torch
 
@@ -133,21 +133,21 @@ def _travels(array: Array, is_written: bool = False) -> Array:
         name = str(array.dtype).partition(".")[2]
         if name in _OF_DLPACK:
             return array
-        # An error for a type that does not travel.
+        # Raises an error if arrays of this type cannot be sent.
         _native.Named(array, name)
         same_length = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         return _native.Named(array.view(same_length[array.element_size()]), name)
     import numpy
 
-    # Types of ml_dtypes, which JAX uses.
+    # These are types of ml_dtypes, which JAX uses.
     if isinstance(array, numpy.ndarray) and array.dtype.kind == "V" and array.dtype.names is None:
         return _native.Named(array.view(f"i{array.dtype.itemsize}"), array.dtype.name)
     return array
 
 
 def _like(array: Array, made: _native.Array | None) -> Array:
-    """A result as an array of the library and the element type of ``array``. Elements of a type that the buffer
-    protocol does not have, or stores do not, came as several of another in one more dimension."""
+    """Turns a result into an array of the library and the element type of ``array``. If the buffer protocol or the stores do not have this
+    type, each element of the result is a row of elements of another type, in an extra last dimension."""
     import numpy
 
     found: Any = numpy.asarray(made)
@@ -168,24 +168,24 @@ def _like(array: Array, made: _native.Array | None) -> Array:
 
 
 class Communicator:
-    """The ranks of a job, or some of them, and what they can do together. Made by :func:`communicator` and by :meth:`split`.
+    """The ranks of a job, or some of them, and their collectives. Made by :func:`communicator` and by :meth:`split`.
 
-    Every method but :meth:`send` and :meth:`recv` is collective: all ranks of the communicator call it, with arguments that fit. Calls with
-    a ``name`` go together by it, in whichever order each rank makes them; calls without one go together in the order of the calls. They
-    return an :class:`Operation` at once.
+    Every method but :meth:`send` and :meth:`recv` is collective: all ranks of the communicator call it, with arguments that fit together.
+    Calls with the same ``name`` belong together, even if ranks make them in different orders. Calls without a name belong together in the
+    order of the calls. The calls return an :class:`Operation` at once.
 
-    Arrays are anything with the buffer protocol or DLPack in host memory, contiguous: NumPy arrays, torch tensors, JAX arrays as
-    inputs. They are borrowed, not copied. Without ``out`` the result is a new array: a torch tensor for a torch tensor, else NumPy's.
+    An array is any object with the buffer protocol or DLPack whose memory is contiguous and on the host: NumPy arrays, torch tensors, and
+    JAX arrays as inputs. Arrays are borrowed, not copied. Without ``out`` the result is a new array: a torch tensor if the input is one,
+    else a NumPy array.
 
-    Element types are ``float32``, ``float64``, ``float16``, ``bfloat16``, ``int8``, ``uint8``, ``int32`` and ``int64``, by every reduction.
-    ``complex32``, ``complex64`` and ``complex128`` have sums and averages; ``uint32`` and ``uint64`` sums and products, without factors; ``bool``
-    has ``max``, which is or, and ``min`` and ``product``, which are and. ``int16``, ``uint16`` and the kinds of ``float8`` only travel: cast
-    them to be reduced.
+    Every reduction takes the element types ``float32``, ``float64``, ``float16``, ``bfloat16``, ``int8``, ``uint8``, ``int32`` and
+    ``int64``. ``complex32``, ``complex64`` and ``complex128`` have sums and averages. ``uint32`` and ``uint64`` have sums and products,
+    without factors. ``bool`` has ``max``, which is logical OR, and ``min`` and ``product``, which are logical AND. ``int16``, ``uint16`` and
+    the kinds of ``float8`` cannot be reduced, only sent; cast them to another type to reduce them.
 
-    ``wait`` raises :class:`ringpull.DisagreementError` on every rank of the communicator if the ranks' calls
-    of an operation differ, once all have called it; the job goes on. It is an error of the whole job in a
-    sequence that has repeated itself and goes on without messages. So is a rank that is lost, or late for too
-    long.
+    If the ranks' calls of an operation differ, ``wait`` raises :class:`ringpull.DisagreementError` on every rank of the communicator once
+    all ranks have called, and the job goes on. Three faults are errors of the whole job: different calls in a sequence that has repeated
+    itself and runs without messages, a rank that is lost, and a rank that is late for too long.
     """
 
     def __init__(self, native: _native.Communicator) -> None:
@@ -193,22 +193,22 @@ class Communicator:
 
     @property
     def rank(self) -> int:
-        """This rank's number among those of the communicator, from 0."""
+        """This rank's number in the communicator, from 0."""
         return self._native.rank
 
     @property
     def size(self) -> int:
-        """The number of its ranks."""
+        """The number of ranks of the communicator."""
         return self._native.size
 
     @property
     def ranks(self) -> list[int]:
-        """Its ranks by their numbers in the job."""
+        """The communicator's ranks, as their numbers in the job."""
         return self._native.ranks
 
     @property
     def local_rank(self) -> int:
-        """This rank's number among those of the communicator on its host."""
+        """This rank's number among the communicator's ranks on its host."""
         return self._native.local[0]
 
     @property
@@ -218,7 +218,7 @@ class Communicator:
 
     @property
     def cross_rank(self) -> int:
-        """This host's number among those that have a rank with this local rank."""
+        """This host's number among the hosts that have a rank with this local rank."""
         return self._native.cross[0]
 
     @property
@@ -227,16 +227,17 @@ class Communicator:
         return self._native.cross[1]
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """A communicator of some of its ranks, a process set, numbered there in this order; None on a rank that is not one of them.
+        """A communicator of some of this one's ranks: a process set. The ranks are numbered in the given order. Returns None on a rank that
+        is not in the set.
 
-        Collective: every rank gives the same. Process sets work beside each other and beside the whole job. Ranks make the sets that they are in
-        in one order. Blocks.
+        Collective: all ranks give the same list. Process sets can work at the same time as each other and as the whole job. Ranks that are
+        in several sets together must make these in the same order. Blocks.
         """
         native = self._native.split(list(ranks))
         return None if native is None else Communicator(native)
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
-        """As :meth:`split`, but called by the ranks of the set alone."""
+        """Does as :meth:`split`, but only the ranks of the set call it."""
         return Communicator(self._native.subset(list(ranks)))
 
     def allreduce(
@@ -249,10 +250,10 @@ class Communicator:
         postscale: float = 1.0,
         priority: int = 0,
     ) -> Operation[Any]:
-        """The ``sum``, ``average``, ``min``, ``max`` or ``product`` of all ranks' arrays, the same bits on each.
+        """The ``sum``, ``average``, ``min``, ``max`` or ``product`` of all ranks' arrays. All ranks get the same bits.
 
-        All have one shape and dtype. ``out`` may be the array itself. Inputs are multiplied by ``prescale`` first and the result by
-        ``postscale``. An average of integers is rounded towards zero. A higher ``priority`` leaves earlier.
+        The arrays of all ranks have one shape and one dtype. ``out`` may be the array itself. Inputs are multiplied by ``prescale``, and the
+        result by ``postscale``. An average of integers is rounded towards zero. Operations with a higher ``priority`` are sent earlier.
         """
         options = _options(name, priority, prescale, postscale)
         return _alike(array, out, self._native.allreduce(_travels(array), op, _out(out), options))
@@ -267,9 +268,10 @@ class Communicator:
         postscale: float = 1.0,
         priority: int = 0,
     ) -> Operation[list[Any]]:
-        """:meth:`allreduce` of several arrays as one operation, whose result is a list. With a name each has that name and its number.
+        """:meth:`allreduce` of several arrays as one operation, whose result is a list. If a name is given, each array's name is that name
+        with the array's number.
 
-        An output may be another's input, which is copied first; outputs that share memory are an error.
+        An output may be the input of another array; that input is then copied first. Outputs that share memory are an error.
         """
         places = [None] * len(arrays) if outs is None else list(outs)
         if len(places) != len(arrays):
@@ -291,10 +293,10 @@ class Communicator:
         postscale: float = 1.0,
         priority: int = 0,
     ) -> Operation[Any]:
-        """This rank's rows of what :meth:`allreduce` would give, without the rest.
+        """This rank's rows of the result that :meth:`allreduce` would give.
 
-        The first dimension is divided: ``lengths[r]`` rows for rank ``r``, the same list on every rank. By default all are as equal as they can
-        be, and the first ranks have one row more.
+        The first dimension is divided over the ranks: rank ``r`` gets ``lengths[r]`` rows. The list is the same on every rank. By default the
+        rows are divided equally; if this is not possible, the first ranks get one row more than the others.
         """
         options = _options(name, priority, prescale, postscale)
         return _operation(array, out, self._native.reduce_scatter(_travels(array), op, _list(lengths), _out(out), options))
@@ -307,10 +309,11 @@ class Communicator:
         out: Array = None,
         priority: int = 0,
     ) -> Operation[Any]:
-        """All ranks' arrays, one behind the other along the first dimension, on every rank.
+        """All ranks' arrays, concatenated along the first dimension. Every rank gets the result.
 
-        First dimensions may differ; the others and the dtype may not. A scalar is one row. ``lengths``, the rows of each rank and the same list on
-        every rank, saves a round; only with it there may be an ``out``.
+        The arrays may differ in the first dimension, but not in other dimensions or in the dtype. A scalar counts as one row. ``lengths`` is
+        the list of the numbers of rows of all ranks, the same list on every rank. It saves a round of messages. ``out`` is allowed only
+        with ``lengths``.
         """
         options = _options(name, priority)
         return _operation(array, out, self._native.allgather(_travels(array), _list(lengths), _out(out), options))
@@ -324,11 +327,11 @@ class Communicator:
         out: Array = None,
         priority: int = 0,
     ) -> Operation[tuple[Any, list[int]]]:
-        """Gives ``splits[r]`` rows of the array to rank ``r``. The result is what the others have for this rank, in their order, and how many rows
-        came from each.
+        """Sends ``splits[r]`` rows of the array to each rank ``r``. The result is a pair: the rows that the ranks have sent to this one, in the
+        order of the ranks, and the number of rows from each rank.
 
-        Without ``splits`` all are equal. ``received_splits`` saves a round where each rank knows what comes: every rank gives it, or none does.
-        Without ``splits`` or with ``received_splits`` there may be an ``out``.
+        Without ``splits`` each rank gets the same number of rows. ``received_splits`` is the number of rows that come from each rank. It saves
+        a round of messages, and is given by all ranks or by none. ``out`` is allowed without ``splits``, or with ``received_splits``.
         """
         called = self._native.alltoall(
             _travels(array), _list(splits), _list(received_splits), _out(out), _options(name, priority)
@@ -338,7 +341,7 @@ class Communicator:
     def broadcast(
         self, array: Array, root: int, name: str | int | None = None, out: Array = None, priority: int = 0
     ) -> Operation[Any]:
-        """The array of rank ``root`` on every rank; with ``out=array`` in place. All have one shape and dtype."""
+        """The array of rank ``root``, on every rank. With ``out=array`` it works in place. The arrays of all ranks have one shape and dtype."""
         options = _options(name, priority)
         return _alike(array, out, self._native.broadcast(_travels(array), root, _out(out), options))
 
@@ -347,38 +350,40 @@ class Communicator:
         self._native.barrier()
 
     def barrier_async(self) -> Operation[None]:
-        """A barrier whose :meth:`Operation.wait` returns when every rank has called it. Calls of :meth:`barrier_async`
-        go together with each other only."""
+        """Begins a barrier. Its :meth:`Operation.wait` returns when every rank has called :meth:`barrier_async`. A call of :meth:`barrier` does
+        not count as such a call."""
         return Operation(self._native.begin_barrier(), lambda _made, _taken: None)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Operation[None]:
-        """Sends the array to rank ``to``, which receives it. Messages of one rank to another with one tag are
-        received in the order of the calls."""
+        """Sends the array to rank ``to``, which has to call :meth:`recv`. Messages between the same two ranks with the same tag are received in
+        the order of the calls."""
         return Operation(self._native.send(_travels(array), to, tag), lambda _made, _taken: None)
 
     def recv(self, out: Array, source: int | None = None, tag: int = 0) -> Receive:
-        """Receives into ``out`` what rank ``source`` sends, or, without one, what any rank sends to this one with the tag: as many elements of its dtype.
+        """Receives a message with this tag into ``out``: from rank ``source``, or from any rank if no source is given. The message must have the
+        dtype and the number of elements of ``out``.
 
-        Receives take messages in the order of the calls, those from any rank too. Of several ranks that have sent, the one whose message is taken
-        is that which rank 0 of the job heard of first.
+        Receives take messages in the order of the calls; this also holds for receives from any rank. If several ranks have sent, a receive from
+        any rank takes the message of which rank 0 of the job heard first.
         """
         return Receive(self._native.recv(_out(out), source, tag), out)
 
     def join(self) -> int:
-        """To be called by a rank that has no data left: until every rank of the job has joined it adds zeros to the sums and averages of others.
+        """Adds zeros to the other ranks' sums and averages, until every rank of the job has called this. Call it on a rank that has no data
+        left.
 
-        Returns the rank that joined last. Other calls that the other ranks make meanwhile raise on them. Only the
-        communicator of the whole job has it. Blocks.
+        Returns the rank that called it last. If the other ranks call other collectives meanwhile, these raise. Only the
+        communicator of the whole job has this method. Blocks.
         """
         return self._native.join()
 
-    # What the end of a program asks of it.
+    # The methods that are called at the end of a program.
 
     def finish(self) -> None:
-        """Does nothing: nothing is left to be done before the program ends."""
+        """Does nothing: a communicator has nothing to do before the program ends."""
 
     def report_failure(self, why: str) -> None:
-        """Tells the other ranks why this one is about to end. Those that wait for it raise an error with the first line of it."""
+        """Tells the other ranks the reason why this rank is about to end. Ranks that wait for it raise an error with the first line of ``why``."""
         self._native.report_failure(why)
 
     def close(self) -> None:
@@ -411,23 +416,22 @@ def _operation(array: Array, out: Array, called: _native.Called) -> Operation[An
 
 
 def _alike(array: Array, out: Array, called: _native.Called) -> Operation[Any]:
-    """An operation whose result has the array's shape."""
+    """An operation under way whose result has the array's shape."""
 
     def result(made: Any, _taken: Any) -> Any:
         found = _result(array, out, made)
         shape = getattr(array, "shape", None)
-        # A scalar of several elements came as a row.
+        # A scalar that travelled as several elements has come back as a row.
         return found.reshape(shape) if out is None and shape == () and found.shape != () else found
 
     return Operation(called, result)
 
 
 def communicator(timeout: float | None = None) -> Communicator:
-    """All ranks of this process's MPI job; without ``mpirun`` it is a job of one.
+    """The communicator of all ranks of this process's MPI job. Without ``mpirun`` the job has one rank.
 
     The first call, or the first ``dist_sync_mpi`` store, initialises MPI. Collective: it blocks until every
-    rank has called it. If it initialises MPI, ``timeout``, in seconds, takes the place of
-    ``RINGPULL_TIMEOUT``.
+    rank has called it. In the call that initialises MPI, ``timeout``, in seconds, replaces ``RINGPULL_TIMEOUT``.
     """
     found = Communicator(inherited.made(lambda: _native.Communicator(timeout)))
     leave_at_exit(found)
@@ -435,12 +439,12 @@ def communicator(timeout: float | None = None) -> Communicator:
     return found
 
 
-#: Those of all ranks.
+#: The communicators of all ranks of the job.
 _of_all_ranks: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 def renew() -> None:
-    """Gives the communicators of all ranks the ranks that are left of a job that goes on without some. Collective; blocks."""
+    """Gives the surviving ranks to the communicators of all ranks, after a job has lost ranks. Collective. Blocks."""
     native = _native.Communicator(None)
     for found in _of_all_ranks:
         found._native = native

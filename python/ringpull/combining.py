@@ -1,7 +1,7 @@
-"""Optimizers of PyTorch whose gradients are combined over ranks: each stays the object and of the class that it was.
+"""Optimizers of PyTorch whose gradients are combined over ranks. Each stays the same object, and an instance of its class.
 
-The class that it gets is one of the program's class and of a front end's, :class:`CombiningOptimizer`: so whatever works with an
-optimizer works with it, and nothing of it has to be passed on.
+The object gets a new class, derived from the program's class and from a front end's :class:`CombiningOptimizer`. So code that works with an
+optimizer works with it, and no calls need to be passed on to another object.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ __all__ = ["CombiningOptimizer", "combine", "names_of", "parameters_of"]
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The optimizer's parameters, each once."""
     if not hasattr(optimizer, "param_groups"):
-        raise ArgumentError(f"a {type(optimizer).__name__} is no optimizer\n  hint: give one, such as torch.optim.SGD(model.parameters(), lr=0.1)")
+        raise ArgumentError(f"a {type(optimizer).__name__} is no optimizer\n  hint: give an optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1)")
     if not all(callable(getattr(type(optimizer), name, None)) for name in ("step", "zero_grad")):
-        raise ArgumentError(f"the class {type(optimizer).__name__} has no step and zero_grad of its own\n  hint: give the optimizer that it passes calls on to")
+        raise ArgumentError(f"the class {type(optimizer).__name__} has no step and zero_grad of its own\n  hint: give the optimizer to which it passes its calls on")
     return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
 
 
 def names_of(optimizer: torch.optim.Optimizer) -> dict[Any, str]:
-    """What an optimizer of PyTorch 2.6 or later calls its parameters, if it was told."""
+    """The names that an optimizer of PyTorch 2.6 or later has for its parameters, if it was made with names."""
     return {parameter: name for group in optimizer.param_groups for name, parameter in zip(group.get("param_names", ()), group["params"])}
 
 
 def _inner(kind: type) -> type:
-    """The class of the optimizer that one of ours was made of."""
+    """The program's class from which a combining class was made."""
     return getattr(kind, "_gradients_inner", kind)
 
 
 class _Unannounced:
-    """A base of classes that the program's own need not be told of."""
+    """A base class. Classes derived from it are not announced to the program's class (by ``__init_subclass__``)."""
 
     def __init_subclass__(cls) -> None:
         """Does nothing."""
@@ -52,40 +52,41 @@ class _Unannounced:
 
 @functools.lru_cache(maxsize=None)
 def _combining(front: type, inner: Any) -> type:
-    """The class of optimizers of ``inner`` whose gradients are combined by ``front``."""
+    """The class of ``inner``'s optimizers whose gradients are combined by ``front``."""
 
     @functools.wraps(inner.step)
     def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
         return _step(self, functools.partial(inner.step, self), arguments, keywords)
 
-    # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
+    # PyTorch wraps a class's `step` that is not marked so, in order to call hooks. The inner `step` calls them already.
     vars(step)["hooked"] = True
 
-    # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`, of which a program
-    # may have a subclass.
+    # A program may have a subclass of `DistributedOptimizer`. Then `DistributedOptimizer(optimizer)` calls this too, after the optimizer
+    # has got this class.
     @functools.wraps(inner.__init__)
     def initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
         initialises: Any = inner if self._gradients_member is None else front
         initialises.__init__(self, *arguments, **keywords)
 
     words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
-    # Behind those of `front`, of which a program may have a subclass.
+    # These come after the methods of `front`, since a program may have a subclass of `front`.
     last = type(inner.__name__, (_Unannounced, inner), {**words, "step": step})
     methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise}
     return type(inner.__name__, (front, last), {**words, **methods, "_gradients_inner": inner})
 
 
 def _loaded(kind: type) -> Any:
-    """An optimizer for the state that one of ours was pickled with. It is a bare one: who loads it may be no rank of a job."""
+    """An empty optimizer for the state of a pickled combining optimizer. It combines no gradients, because the process that loads it may be
+    no rank of a job."""
     warnings.warn(
-        f"a {kind.__name__} is loaded whose gradients were combined over ranks, and now are not: give it to DistributedOptimizer",
+        f"the gradients of this {kind.__name__} were combined over ranks before it was saved, and now are not: give it to DistributedOptimizer",
         stacklevel=2,
     )
     return object.__new__(kind)
 
 
 def _step(optimizer: Any, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Takes the step of the inner optimizer's class, or what the program has put in its place, with gradients that are combined."""
+    """Makes the step with combined gradients. ``step`` is that of the inner optimizer's class, or one that the program has set instead."""
     stepped, optimizer._gradients_steps = optimizer._gradients_steps, True
     try:
         return optimizer._step_combined(step, arguments, keywords)
@@ -94,14 +95,14 @@ def _step(optimizer: Any, step: Callable[..., Any], arguments: tuple[Any, ...], 
 
 
 def _is_bypassed(optimizer: Any) -> bool:
-    """Returns true if an optimizer whose gradients are combined makes a step by a method that was taken before it was wrapped."""
+    """Returns True if a combining optimizer makes a step by a method that the program read from it before it was wrapped."""
     return vars(optimizer).get("_gradients_member") is not None and not optimizer._gradients_steps
 
 
 def _before_step(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     if _is_bypassed(optimizer):
         _follow_groups(optimizer, optimizer._gradients_member)
-        # PyTorch gives hooks the arguments of the function, and that is the optimizer first.
+        # PyTorch gives hooks the arguments of the method; the first is the optimizer.
         optimizer._gradients_member.begin_step(arguments[1:], keywords)
 
 
@@ -112,7 +113,7 @@ def _after_step(optimizer: Any, *_: Any) -> None:
 
 @functools.cache
 def _watch_steps() -> None:
-    """Has PyTorch 2.0 or later call these for every step of every optimizer, in a program that combines gradients."""
+    """Makes PyTorch 2.0 or later call the two hooks above for every step of every optimizer, in a program that combines gradients."""
     of_steps: Any = sys.modules[torch.optim.Optimizer.__module__]
     if hasattr(of_steps, "register_optimizer_step_pre_hook"):
         of_steps.register_optimizer_step_pre_hook(_before_step)
@@ -120,7 +121,7 @@ def _watch_steps() -> None:
 
 
 def _with_step(optimizer: Any) -> Any:
-    """The step that the program has given the optimizer in place of its class's, such as one that a schedule counts."""
+    """Wraps a step that the program has set on the optimizer instead of its class's, such as a step that a schedule counts."""
     own, step = weakref.ref(optimizer), optimizer.step
 
     def combined(*arguments: Any, **keywords: Any) -> Any:
@@ -136,12 +137,12 @@ def _with_step(optimizer: Any) -> Any:
 
 
 def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
-    """The optimizer, with gradients that are combined by the class ``front``. It has not changed if this raises."""
+    """Makes the class ``front`` combine the optimizer's gradients, and returns the optimizer. If this raises, the optimizer is unchanged."""
     inner = _inner(type(optimizer))
     for name in (*own, *vars(CombiningOptimizer)):
         is_its = hasattr(inner, name) or (type(optimizer) is inner and name in vars(optimizer))
         if is_its and not name.startswith("_") and not hasattr(torch.optim.Optimizer, name):
-            raise ArgumentError(f"a {inner.__name__} has an attribute {name} already, which would be ours\n  hint: give it another name")
+            raise ArgumentError(f"a {inner.__name__} has an attribute {name} already, and ours has the same name\n  hint: rename the attribute")
     _watch_steps()
     former = vars(optimizer).get("_gradients_member")
     if former is not None:
@@ -161,7 +162,7 @@ def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
 
 
 def _follow_groups(optimizer: CombiningOptimizer, member: Member) -> None:
-    """Lets the gradients travel of the parameters that the optimizer has now."""
+    """Makes the gradients of all parameters travel that the optimizer has now."""
     present = dict.fromkeys(parameters_of(optimizer))
     gone = [parameter for parameter in member.parameters if parameter not in present]
     if gone:
@@ -173,7 +174,7 @@ def _follow_groups(optimizer: CombiningOptimizer, member: Member) -> None:
 
 
 def _state_of(optimizer: CombiningOptimizer) -> Any:
-    """The inner optimizer's state as it pickles it."""
+    """The state that the inner optimizer pickles."""
     state: Any = optimizer.__getstate__()
     return {name: value for name, value in state.items() if name not in optimizer._gradients_own} if isinstance(state, dict) else state
 
@@ -188,32 +189,32 @@ def _fill(made: Any, optimizer: CombiningOptimizer, state: Any, member: Member |
 if TYPE_CHECKING:
     from torch.optim import Optimizer as _Optimizer
 else:
-    # The inner optimizer's class stands in its place, and may have another base.
+    # At run time the base is the inner optimizer's class, which may have another base than PyTorch's optimizers.
     _Optimizer = object
 
 
 class CombiningOptimizer(_Unannounced, _Optimizer):
-    """An optimizer whose gradients are combined. It stays the object that it was, and is of its own class still; this is what is added."""
+    """The methods that an optimizer gets when its gradients are combined. It stays the same object, and an instance of its class."""
 
-    #: None in one whose gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
+    #: None if the optimizer's gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
     _gradients_member: Member | None = None
-    #: Whether a step is under way that is ours.
+    #: True while a step by our method is under way.
     _gradients_steps = False
-    #: Attributes that are ours.
+    #: The names of our attributes.
     _gradients_own: ClassVar[tuple[str, ...]] = ("_gradients_member", "_gradients_steps")
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Does nothing: the optimizer was made before."""
 
     def close(self) -> None:
-        """Lets gradients alone from now on: the optimizer is as it was before it was wrapped. Waits for what travels."""
+        """Stops combining gradients: the optimizer is as it was before it was wrapped. Waits for gradients that are under way."""
         member, self._gradients_member = self._gradients_member, None
         if member is not None:
             member.leave()
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes add up before gradients travel."""
+        """The number of backward passes that add up before gradients travel."""
         return 1 if self._gradients_member is None else self._gradients_member.passes_per_step
 
     @backward_passes_per_step.setter
@@ -223,7 +224,8 @@ class CombiningOptimizer(_Unannounced, _Optimizer):
 
     @property
     def communicates(self) -> bool:
-        """Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a while."""
+        """True if gradients travel. Set it to False while gradients of several backward passes add up on this rank; :meth:`no_sync` does so in
+        a ``with`` block."""
         return self._gradients_member is not None and self._gradients_member.communicates
 
     @communicates.setter
@@ -233,7 +235,7 @@ class CombiningOptimizer(_Unannounced, _Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside add up here. The next one outside, or ``step``, combines what has added up."""
+        """A context in which the gradients of backward passes add up on this rank. The next pass outside it, or ``step``, combines them."""
         communicated, self.communicates = self.communicates, False
         try:
             yield
@@ -241,15 +243,15 @@ class CombiningOptimizer(_Unannounced, _Optimizer):
             self.communicates = communicated
 
     def synchronize(self) -> None:
-        """Waits until every gradient is combined. A backward pass has done so when it returns, unless it was not to."""
+        """Waits until every gradient is combined. After a backward pass that combines gradients there is nothing to wait for."""
         if self._gradients_member is not None:
             self._gradients_member.synchronize()
 
     def _step_combined(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Takes the step of the inner optimizer's class with gradients that are combined."""
+        """Makes the step of the inner optimizer's class with combined gradients."""
         if self._gradients_member is None:
             return step(*arguments, **keywords)
-        # Groups may have been changed by hand.
+        # The program may have changed the parameter groups by hand.
         _follow_groups(self, self._gradients_member)
         return self._gradients_member.step(step, arguments, keywords)
 
@@ -260,7 +262,7 @@ class CombiningOptimizer(_Unannounced, _Optimizer):
         super().zero_grad(*arguments, **keywords)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to the inner optimizer's. Every rank must add the same."""
+        """Adds parameters to the inner optimizer. Every rank must add the same parameters."""
         super().add_param_group(param_group)
         if self._gradients_member is not None:
             _follow_groups(self, self._gradients_member)

@@ -1,7 +1,7 @@
-"""The errors of a store. Every class is a :class:`KVStoreError`; the message names rank, key and operation,
+"""The errors of a store. Every class is a :class:`KVStoreError`. The message names the rank, the key, the operation
 and a remedy.
 
-Attributes hold the same as data, where an error has them: ``rank`` (the rank that reports), ``key``, ``operation``,
+If an error has these facts, attributes hold them as data: ``rank`` (the rank that reports), ``key``, ``operation``,
 ``missing`` (ranks that did not call), ``expected`` and ``got``, ``peer`` and its ``ranks``.
 """
 
@@ -43,7 +43,7 @@ class KVStoreError(RuntimeError):
     rank: int | None = None
     key: int | str | None = None
     operation: str | None = None
-    #: The native error, as JSON; none of an error that Python found.
+    #: The native error as JSON. None if Python found the error.
     _fields: str | None = None
 
 
@@ -56,11 +56,11 @@ class UnknownKindError(ArgumentError):
 
 
 class UnavailableError(KVStoreError):
-    """The kind exists, but this build, machine or process cannot have it; or the store is that of the process that forked this one."""
+    """The kind exists, but this build, machine or process cannot have it. Or the store belongs to the process that forked this one."""
 
 
 class InheritedError(UnavailableError):
-    """This process was started by a rank of MPI, whose place in the job it cannot take."""
+    """This process was started by a rank of MPI, and cannot take that rank's part in the job."""
 
 
 class UnsupportedError(KVStoreError, NotImplementedError):
@@ -68,7 +68,7 @@ class UnsupportedError(KVStoreError, NotImplementedError):
 
 
 class MixedKeyTypesError(ArgumentError):
-    """One store holds integer keys or string keys, as its first call decided."""
+    """A store has either integer keys or string keys; its first call decides which."""
 
 
 class UnknownKeyError(KVStoreError):
@@ -80,18 +80,18 @@ class DuplicateKeyError(KVStoreError):
 
 
 class MismatchError(ArgumentError):
-    """A value does not fit what ``init`` fixed for its key."""
+    """A value does not have the shape or dtype that ``init`` fixed for its key."""
 
     expected: Any = None
     got: Any = None
 
 
 class ShapeMismatchError(MismatchError):
-    """A value's shape is not its key's."""
+    """A value's shape differs from its key's."""
 
 
 class DtypeMismatchError(MismatchError):
-    """A value's dtype is not its key's."""
+    """A value's dtype differs from its key's."""
 
 
 class DisagreementError(KVStoreError):
@@ -99,26 +99,26 @@ class DisagreementError(KVStoreError):
 
 
 class StalledError(KVStoreError, TimeoutError):
-    """Other ranks live but have not called what this one waits for; ``missing`` lists them."""
+    """Other ranks live, but have not called the operation that this rank waits for. ``missing`` lists them."""
 
     missing: list[int] = []
 
 
 class DeadlockError(StalledError):
-    """Every rank waits for a call that another has not made; ``waits`` has a line for each."""
+    """Every rank waits for a call that another rank has not made. ``waits`` has a line for each rank."""
 
     waits: list[str] = []
 
 
 class PeerLostError(KVStoreError, ConnectionError):
-    """A process of the job is gone; ``peer`` names it, and ``ranks`` has its rank, or all that it may be one of."""
+    """A process of the job is gone. ``peer`` names it, and ``ranks`` has its rank, or all ranks that it may be."""
 
     peer: str | None = None
     ranks: list[int] = []
 
 
 class OutOfMemoryError(KVStoreError, MemoryError):
-    """The system gave no memory for what a call needs. Nothing was changed."""
+    """The system gave no memory for a call. Nothing was changed."""
 
 
 class ProtocolError(KVStoreError):
@@ -126,7 +126,7 @@ class ProtocolError(KVStoreError):
 
 
 class LibraryError(KVStoreError):
-    """A call of MPI or another library failed; its own code and words are in the message."""
+    """A call of MPI or another library failed. The message has that library's error code and text."""
 
 
 class FileError(KVStoreError, OSError):
@@ -138,7 +138,7 @@ class NotFiniteError(KVStoreError, ArithmeticError):
 
 
 class ReplicasDifferError(KVStoreError):
-    """``RINGPULL_CHECK_REPLICAS`` found ``ranks`` whose value of ``key`` is not that of ``others``, after update ``update``."""
+    """``RINGPULL_CHECK_REPLICAS`` found that, after update ``update``, the value of ``key`` on ``ranks`` differs from that on ``others``."""
 
     update: int | None = None
     ranks: list[int] = []
@@ -146,7 +146,7 @@ class ReplicasDifferError(KVStoreError):
 
 
 class UpdaterError(KVStoreError):
-    """The updater raised on ``rank``, for ``key``; ``cause`` is what it raised, whose traceback that rank has printed."""
+    """The updater raised ``cause`` on ``rank``, for ``key``. That rank has printed the traceback."""
 
     cause: str | None = None
 
@@ -188,7 +188,7 @@ _CLASSES: dict[str, type[KVStoreError]] = {
 
 
 def _exception(text: str, fields: str) -> KVStoreError:
-    """The exception of a native error, which comes as its message and as JSON: ``{variant: {field: value}}``."""
+    """The exception for a native error. The arguments are its message, and its fields as JSON: ``{variant: {field: value}}``."""
     ((variant, values),) = json.loads(fields).items()
     error = _CLASSES.get(variant, KVStoreError)(text)
     error._fields = fields

@@ -1,8 +1,8 @@
-"""Stores in children of multiprocessing that import the script of a rank.
+"""Stores in children that `multiprocessing` starts from a rank and that import the rank's script.
 
-A child that is started by ``spawn`` or ``forkserver`` imports the script of its parent first. A store that the script makes while it is
-imported is the rank's; the child has one whose calls raise in its place, as a forked child has. So a script that makes its store outside
-``if __name__ == "__main__":`` works by every start method.
+A child that is started by ``spawn`` or ``forkserver`` imports the script of its parent first. If the script makes a store while it is
+imported, that store belongs to the rank. The child gets an object instead whose calls raise, as a store does in a forked child. So a script
+that makes its store outside ``if __name__ == "__main__":`` works with every start method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["made"]
 
 
 def made(make: Callable[[], Any]) -> Any:
-    """The native store or communicator that ``make`` makes, or what stands in its place."""
+    """The native store or communicator that ``make`` makes; in such a child, the object that replaces it."""
     try:
         return make()
     except InheritedError as error:
@@ -29,7 +29,7 @@ def made(make: Callable[[], Any]) -> Any:
 
 
 class _Absent:
-    """The store of the parent: what the launcher says of it is known, and its calls raise."""
+    """Replaces the parent's store. It knows the facts that the launcher has given, and its calls raise."""
 
     kind = "dist_sync_mpi"
 
@@ -41,7 +41,7 @@ class _Absent:
 
     @property
     def cross(self) -> tuple[int, int]:
-        """As the parent's ``hvd.init()`` has found it."""
+        """The host's number and the number of hosts, as the parent's ``hvd.init()`` has found them."""
         names = "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"
         if not all(name in os.environ for name in names):
             raise self._error

@@ -1,4 +1,4 @@
-"""A step of a Kubeflow pipeline that trains with ringpull: the component, and what its container runs.
+"""A step of a Kubeflow pipeline that trains with ringpull: the component, and the program of its container.
 
     from ringpull.kubeflow import train_comp
 
@@ -10,12 +10,13 @@
             distribution_specification={"distribution_type": "MPI", "number_of_workers": 3},
         )
 
-`train_specification` is a command, or the text of a component whose container runs one, such as that of
-``kfp.components.func_to_component_text``. The step writes the job by ``ringpull manifest specification``,
-creates it with the pod's service account, follows it, and ends as the job ends. That account needs the verbs
-create and get of the job's kind. A step that is stopped leaves its job.
+`train_specification` is a command, or the text of a component whose container runs a command, such as the text that
+``kfp.components.func_to_component_text`` returns. The step writes the job by ``ringpull manifest specification``,
+creates it with the pod's service account, follows it, and ends with the job's result. The account needs the verbs
+create and get for the job's kind. If the step is stopped, its job goes on.
 
-Data sets reach the job, and its model the step, on the claim `pvc_name`, which both mount at `train_mount`.
+The step and its job both mount the claim `pvc_name` at `train_mount`. Through it the data sets reach the job, and the model reaches the
+step.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ __all__ = ["train_comp", "train_command", "manifest", "run"]
 
 #: The component, for pipelines that load it themselves.
 COMPONENT = pathlib.Path(__file__).with_name("component.yaml")
-#: Where Kubernetes gives a pod its account.
+#: The folder in which a pod finds its service account.
 ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
-#: Inputs that are folders of the step, and with the output all of them.
+#: `DATA_SETS` are the inputs that are folders of the step; `PATHS` adds the output.
 DATA_SETS = ("train_dataset_dir", "validation_dataset_dir")
 PATHS = (*DATA_SETS, "model_dir")
 
 
 def train_comp(*by_position: Any, **arguments: Any) -> Any:
-    """A task of a pipeline that trains; it needs the package kfp.
+    """Makes the task of a pipeline that trains. Needs the package kfp.
 
     It takes the inputs of component.yaml, by name or in their order. A data set is the output of another task, or
-    the path of a folder on the claim. It may be left out.
+    the path of a folder on the claim. Data sets may be left out.
     """
     component = importlib.import_module("yaml").safe_load(COMPONENT.read_text())
     names = [given["name"] for given in component["inputs"]]
@@ -78,36 +79,38 @@ def train_comp(*by_position: Any, **arguments: Any) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Returns true if kfp passes a value on as a text, here the path of a folder, and not as a folder."""
+    """Returns True if kfp passes a value on as text (here the path of a folder) and not as a folder."""
     kinds = {kind.__name__ for kind in type(value).__mro__}
-    # In kfp 1.8 a task's output may be either, and a parameter of the pipeline is a text.
+    # In kfp 1.8 a `PipelineParam` with an `op_name` is a task's output, which may be a folder. Without one it is a parameter of the
+    # pipeline, which is text.
     of_pipeline = "PipelineParam" in kinds and not value.op_name
     return isinstance(value, str) or "PipelineParameterChannel" in kinds or of_pipeline
 
 
 def train_command(specification: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> list[str]:
-    """The words that every rank runs: of a command, or of a component's text.
+    """The command of every rank, as words. The specification is a command, or the text of a component.
 
-    The parameters are options of the command, or inputs of the component. A parameter whose value is the name of one of `inputs` stands for that one.
+    The parameters are options of the command, or inputs of the component. If the value of a parameter is the name of one of `inputs`, that
+    input's value is used.
     """
     inputs = inputs or {}
     given = {name: inputs.get(value, value) if isinstance(value, str) else value for name, value in parameters.items() if value is not None}
     for name, value in given.items():
         if inputs and isinstance(value, str) and value in PATHS:
-            raise ValueError(f"train_parameters gives {name!r} the input {value}, which this step was not given\n  hint: give train_comp {value} too")
+            raise ValueError(f"train_parameters gives {name!r} the input {value}, but this step has no {value}\n  hint: give train_comp {value} too")
     if "implementation:" not in specification:
         options = [word for name, value in given.items() for word in (f"--{name}", _text(value))]
         return shlex.split(specification) + options
     component = importlib.import_module("yaml").safe_load(specification)
     container = component.get("implementation", {}).get("container")
     if container is None:
-        raise ValueError("train_specification has no container\n  hint: give a command, or the text of a component that is one container")
+        raise ValueError("train_specification has no container\n  hint: give a command, or the text of a component with one container")
     words = _Placeholders(component, given).words([*container.get("command", []), *container.get("args", [])])
     return [word if _is_script(words[:at]) else _find_horovod_in(word) for at, word in enumerate(words)]
 
 
 class _Placeholders:
-    """The placeholders of a component's words, and the values that they stand for."""
+    """The placeholders in a component's words, and the values that replace them."""
 
     def __init__(self, component: dict[str, Any], given: Mapping[str, Any]) -> None:
         inputs = {one["name"]: one for one in component.get("inputs") or []}
@@ -116,7 +119,7 @@ class _Placeholders:
         self.optional = {name for name, one in inputs.items() if one.get("optional")}
 
     def words(self, items: Iterable[Any]) -> list[str]:
-        """Returns the words that the items stand for: none for an optional input that was not given."""
+        """Returns the words that replace the items. An optional input that was not given is replaced by no word."""
         return [word for item in items for word in self._resolve(item)]
 
     def _resolve(self, item: Any) -> list[str]:
@@ -153,17 +156,17 @@ class _Placeholders:
 
 
 def _text(value: Any) -> str:
-    """A value as kfp writes it in a container's words."""
+    """The text that kfp writes for a value in a container's command."""
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _is_script(before: list[str]) -> bool:
-    """Returns true if the word after these is a shell's script, which can be valid Python too."""
+    """Returns True if the word after these is a shell script. Such a script can be valid Python too."""
     return len(before) > 1 and before[-1].startswith("-") and before[-1].endswith("c") and pathlib.PurePath(before[-2]).name in ("sh", "bash", "dash")
 
 
 def _find_horovod_in(word: str) -> str:
-    """Returns a program that imports Horovod with a line before it by which it finds ours; else the word."""
+    """Returns the word. If it is a program that imports Horovod, first adds a line by which the program finds our package instead."""
     if "horovod" not in word or "\n" not in word:
         return word
     try:
@@ -185,7 +188,7 @@ def _find_horovod_in(word: str) -> str:
 
 
 def find_horovod() -> None:
-    """Lets ``import horovod`` find ours, as ``python -m ringpull.horovod`` does, unless it is installed."""
+    """Makes ``import horovod`` find our package, as ``python -m ringpull.horovod`` does, unless Horovod is installed."""
     if importlib.util.find_spec("horovod") is None:
         sys.meta_path.insert(0, importlib.import_module("ringpull.horovod.names").Finder("horovod"))
 
@@ -200,20 +203,20 @@ def manifest(distribution: dict[str, Any], command: list[str], options: list[str
 
 
 class Cluster:
-    """The API server, with the account of this pod."""
+    """The API server, used with the service account of this pod."""
 
     def __init__(self, server: str | None = None, account: pathlib.Path = ACCOUNT) -> None:
         if server is None:
             host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
             if not host:
-                raise SystemExit("error: this is no pod of a cluster\n  hint: run it as a step of a pipeline, or print the job with --dry-run")
+                raise SystemExit("error: this process is not in a pod of a cluster\n  hint: run it as a step of a pipeline, or print the job with --dry-run")
             server = f"https://{host}:{port}"
         self.server, self.account = server, account
         self.context = ssl.create_default_context(cafile=account / "ca.crt") if server.startswith("https:") else None
         self.namespace = (account / "namespace").read_text().strip()
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the server's answer. A refusal is an error with the server's own words."""
+        """Returns the server's answer. If the server refuses, raises an error with the server's text."""
         # The token is renewed while the pod runs.
         headers = {"Authorization": f"Bearer {(self.account / 'token').read_text().strip()}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -233,7 +236,7 @@ class Cluster:
 
 
 def run(objects: list[dict[str, Any]], cluster: Cluster, every: float = 5.0) -> int:
-    """Creates the objects and waits for the last of them, the job: 0 if it succeeds, 1 if it fails."""
+    """Creates the objects and waits for the last of them, the job. Returns 0 if the job succeeds, 1 if it fails."""
     for thing in objects:
         cluster.call("POST", cluster.path(thing), thing)
         print(f"created {thing['kind']} {thing['metadata']['name']}", flush=True)
@@ -271,11 +274,11 @@ class _Shared:
         self.folder = pathlib.Path(mount, job)
 
     def place(self, name: str, path: str) -> str:
-        """Returns the job's path for this path of the step. A path on the claim is the same."""
+        """Returns the job's path for a path of the step. A path on the claim is the same in both."""
         return path if pathlib.PurePath(path).is_relative_to(self.mount) else str(self.folder / name)
 
     def check(self, name: str) -> None:
-        """Makes the folder; an error unless the step and the job have the claim."""
+        """Makes the folder. Raises an error unless the step and the job have the claim."""
         if not self.claim or not pathlib.Path(self.mount).is_dir():
             missing = "pvc_name is empty" if not self.claim else f"this step has no folder {self.mount}"
             raise SystemExit(
@@ -288,7 +291,7 @@ class _Shared:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copies a folder or a file to its other place, if that is another one."""
+    """Copies a folder or a file from `source` to `target`, if these differ."""
     if source == target:
         return
     pathlib.Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -299,7 +302,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Runs the component: what its container does."""
+    """Runs the component in its container."""
     parser = argparse.ArgumentParser(prog="python3 -m ringpull.kubeflow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train-specification", required=True)
     parser.add_argument("--train-parameters", type=json.loads, default={})
@@ -322,13 +325,13 @@ def main(words: list[str] | None = None) -> int:
     own = {of: getattr(given, of) for of in ("model_name", "train_mount", "tensorboard_s3_address")}
     used = {of for of in places if of in given.train_parameters.values()}
     options = ["--name", name, "--label", f"train-model-job={name}", *shlex.split(given.options)]
-    # Programs of the published component read it, also if it is empty.
+    # Programs of the published component read this variable, also if it is empty.
     options += ["--env", f"TENSORBOARD_S3_ADDRESS={given.tensorboard_s3_address}"]
     for option, value in [("--image", given.base_image), ("--claim", given.pvc_name)]:
         options += [option, value] if value else []
     distribution = dict(given.distribution_specification or {})
     for limit, value in [("cpus", given.cpus), ("memory", given.memory)]:
-        # These limits are a Job's; workers have their own in the dictionary, if they are there.
+        # These are limits of a Job. The limits of workers, if there are any, are in the dictionary.
         if value and distribution.get("distribution_type") in (None, "Job"):
             distribution.pop(f"worker_{limit}", None)
         if value and distribution.get(f"worker_{limit}") is None:
@@ -361,7 +364,7 @@ def main(words: list[str] | None = None) -> int:
                 raise SystemExit(f"error: the job has succeeded without its model_dir, {places['model_dir']}\n  hint: let rank 0 write it")
             _copy(places["model_dir"], given.model_dir)
     if code == 0 and used:
-        # Files of another user may stay.
+        # Files of another user cannot be removed, and may stay.
         shutil.rmtree(shared.folder, ignore_errors=True)
     return code
 

@@ -1,4 +1,4 @@
-"""The KVStore: MXNet's methods and argument shapes over the native stores."""
+"""The KVStore: MXNet's methods, with MXNet's forms of arguments, on the native stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Handle", "KVStore", "Key", "RowSparse", "create", "kinds", "zeros"]
 
 Key = Union[int, str]
 
-#: One key, or several.
+#: One key, or several keys.
 Keys = Union[Key, Sequence[Key]]
 
 #: An object with the buffer protocol or ``__dlpack__``: NumPy, MXNet, PyTorch, JAX.
@@ -24,9 +24,9 @@ Tensor = Any
 
 
 class RowSparse:
-    """Rows of a tensor of ``shape``: ``rows[i]`` belongs at row ``row_ids[i]``, the other rows are zero.
+    """Rows of a tensor of ``shape``: ``rows[i]`` is row ``row_ids[i]`` of the tensor, and all other rows are zero.
 
-    Ids need be neither sorted nor unique; rows that are named twice add up when pushed.
+    The ids may be unsorted, and may repeat. Rows with the same id add up when they are pushed.
     """
 
     def __init__(self, row_ids: Any, rows: Tensor, shape: Sequence[int]) -> None:
@@ -36,15 +36,15 @@ class RowSparse:
 
 
 class Handle:
-    """Operations under way. Their tensors may not be touched until :meth:`wait` has returned."""
+    """Operations under way. Do not read or write their tensors until :meth:`wait` has returned."""
 
     def __init__(self, native: _native.Handle) -> None:
         self._native = native
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Returns True when every output holds its result, False if that takes longer than ``timeout`` seconds.
+        """Waits for the results. Returns True when every output holds its result, and False after ``timeout`` seconds.
 
-        Raises what kept an output from being written. Another thread may run Python meanwhile, and Ctrl-C ends it.
+        Raises the error of an operation that failed. Meanwhile other threads may run Python. Ctrl-C ends the wait.
         """
         return self._native.wait(timeout)
 
@@ -56,21 +56,22 @@ class Handle:
 class KVStore(Worker):
     """A key-value store of tensors, shared by the workers of a job. Made by :func:`create`.
 
-    Values pushed for a key are summed, over the list given and over all workers, never averaged. Without an optimizer or
-    updater the store's value becomes that sum; with one, it is updated by it. Every worker must init every key once and push
-    every key of a step once; the order of keys may differ between workers.
+    The values that are pushed for a key are summed, over the given list and over all workers. They are never averaged. Without an
+    optimizer or updater the sum becomes the key's value in the store; otherwise the optimizer or updater changes the value by the sum.
+    Every worker must init every key once, and push every key of a step once. The order of keys may differ between workers.
 
-    A method takes one key with its value, or a list of keys with a list of values; in the place of a value may stand a list of
-    values (one for each device), which are summed or all written. Tensors are anything with the buffer protocol or DLPack in
-    host memory, contiguous: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. They are borrowed, and
-    written in place; ``push`` copies its values first. With those in host memory Ctrl-C ends a call that waits.
+    A method takes one key with its value, or a list of keys with a list of values. Each value may itself be a list of values, one for each
+    device: inputs of a key are then summed, and outputs of a key are all written. A tensor is any object with the buffer protocol or
+    DLPack whose memory is contiguous and on the host: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. Tensors are
+    borrowed, and written in place; ``push`` copies its values first. With tensors in host memory, Ctrl-C ends a call that waits.
 
-    A store on devices takes tensors on its GPUs too, with DLPack or ``__cuda_array_interface__``; the latter are used in the order
-    of the stream that they name. Those of torch and CuPy are used in the order of the stream that is
-    current when they are given: what is queued there after the call, or after the handle's ``wait()``, comes after the store's work, and no call waits
-    for the GPU. With tensors of other libraries the work is done when the call, or ``wait()``, has returned.
+    A store on devices also takes tensors on its GPUs, with DLPack or ``__cuda_array_interface__``. A tensor with
+    ``__cuda_array_interface__`` is used in the order of the stream that this interface names. Tensors of torch and CuPy are used in the
+    order of the stream that is current at the call: work that is queued on that stream after the call, or after the handle's ``wait()``,
+    runs after the store's work, and no call waits for the GPU. With tensors of other libraries the work is done when the call, or
+    ``wait()``, has returned.
 
-    A store belongs to the process that created it. In a forked child its calls raise :class:`ringpull.UnavailableError`, but for ``rank``,
+    A store belongs to the process that created it. In a forked child its calls raise :class:`ringpull.UnavailableError`, except ``rank``,
     ``num_workers`` and ``type``. The end of the child does not affect the job.
     """
 
@@ -79,36 +80,36 @@ class KVStore(Worker):
         self._updater: Callable[..., None] | None = None
         leave_at_exit(self)
 
-    # What the store is.
+    # Facts about the store.
 
     @property
     def type(self) -> str:
-        """The kind it was created as."""
+        """The store's kind, by its name."""
         return self._native.kind
 
     # Values.
 
     def init(self, key: Keys, value: Any, row_sparse: bool = False) -> None:
-        """Gives ``key`` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order.
+        """Gives ``key`` its first value, shape and dtype. All workers get rank 0's value. Every worker must init a key once, in any order.
 
-        Copies the value. Ranks that disagree on shape or dtype all get one error from the next call that waits.
+        Copies the value. If ranks give different shapes or dtypes, the next call that waits raises the same error on all ranks.
 
-        With ``row_sparse`` the key's gradients touch few of its rows, as those of an embedding: ``dist_hybrid`` keeps it on
-        the servers. Every worker must say the same.
+        Give ``row_sparse`` if the key's gradients touch few of its rows, as those of an embedding do: ``dist_hybrid`` keeps such a key on
+        the servers. Every worker must give the same ``row_sparse``.
         """
         for one, values in pairs(key, value):
             if not values:
-                raise ArgumentError(f"init of key {one!r} without a value\n  hint: give one")
+                raise ArgumentError(f"init of key {one!r} without a value\n  hint: give a value")
             self._native.init(one, values[0], row_sparse)
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
 
-        It first waits if four pushes of the key are unfinished, or if one is and all unfinished pushes of the store have
-        1 GiB together: workers ahead of a slow one would otherwise fill the memory. Ctrl-C ends that wait, and nothing is pushed.
+        It first waits in two cases: if four pushes of the key are unfinished, or if one is unfinished and all unfinished pushes of the
+        store have 1 GiB together. Otherwise workers ahead of a slow one would fill the memory. Ctrl-C ends this wait, and nothing is pushed.
 
-        Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` borrows them. A value may be a
-        :class:`RowSparse`. A higher ``priority`` may leave earlier.
+        Values are copied, so they may be changed as soon as the call returns; :meth:`pushpull` borrows them instead. A value may be a
+        :class:`RowSparse`. Pushes with a higher ``priority`` may be sent earlier.
         """
         for one, values in pairs(key, value):
             if any(isinstance(v, RowSparse) for v in values):
@@ -118,9 +119,9 @@ class KVStore(Worker):
                 self._native.push(one, values, priority)
 
     def pull(self, key: Keys, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copies the value of ``key``, with every push that this worker has made, into each output. Waits.
+        """Copies the value of ``key``, which includes every push that this worker has made, into each output. Waits.
 
-        ``ignore_sparse`` is accepted for MXNet's sake: outputs are dense here, so there is nothing to ignore.
+        ``ignore_sparse`` is accepted for MXNet's sake, and changes nothing: all outputs are dense here.
         """
         self._native.pull(arguments.outputs(key, out), priority)
 
@@ -139,20 +140,20 @@ class KVStore(Worker):
     def pushpull(
         self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, keep: bool = True
     ) -> Handle | None:
-        """:meth:`push` of the values and :meth:`pull` into the outputs in one; without ``out`` into the values.
+        """Does :meth:`push` of the values and :meth:`pull` into the outputs in one. Without ``out`` it pulls into the values.
 
-        Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: neither values nor outputs may be
-        touched until its ``wait()`` has returned. Several keys travel together: no key waits
-        for the one before it. An argument that is no tensor raises before any key is sent.
+        Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: do not read or write the values and the outputs
+        until the handle's ``wait()`` has returned. Several keys travel together: no key waits for the key before it. If an argument is no
+        tensor, the call raises before any key is sent.
 
-        Memory that is given twice, also by views of one array, is found by its address. In one call a value that
-        shares memory with another output is copied first; outputs that share some are an error that names their
-        keys. A later call on memory that an unfinished one still needs waits for that, so calls on it must come in
-        one order on every rank.
+        Memory that is given twice, also through views of one array, is recognised by its address. In one call, a value that
+        shares memory with another output is copied first. Outputs that share memory are an error that names their
+        keys. If a later call has memory that an unfinished call still needs, it waits for the unfinished call. So all ranks must make calls
+        on this memory in the same order.
 
-        The store keeps a copy of the sum, for a later :meth:`pull`. With ``keep=False`` it may keep none: then only the
-        outputs have the sum, and pulling the key is an error until its next ``push``. The value of an optimizer or an
-        updater is always kept. Every rank must give the same ``keep``.
+        The store keeps a copy of the sum for a later :meth:`pull`. With ``keep=False`` it may keep none: then only the
+        outputs have the sum, and pulling the key is an error until its next ``push``. With an optimizer or an updater the value is always
+        kept. Every rank must give the same ``keep``.
         """
         outs = None if out is None else pairs(key, out)
         handle = Handle(self._native.push_pull(pairs(key, value), outs, priority, keep))
@@ -162,27 +163,27 @@ class KVStore(Worker):
         return None
 
     def row_sparse_pull(self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Row i of an output becomes row ``row_ids[i]`` of the key's value. Waits.
+        """Sets row i of the output to row ``row_ids[i]`` of the key's value, for each i. Waits.
 
-        With a list of outputs, ``row_ids`` is a list of as many.
+        With a list of outputs, ``row_ids`` is a list with one item for each output.
         """
         for one, each, ids in arguments.rows(key, out, row_ids):
             self._native.pull_rows(one, [int(row) for row in ids], each, priority)
 
-    # What a gradient does to a value.
+    # Updates: the change that a gradient makes to a value.
 
     def set_optimizer(self, optimizer: Optimizer | str, sharded: bool = False) -> None:
-        """Lets an optimizer such as ``ringpull.SGD(learning_rate=0.1)`` apply every push made from now on, on every rank alike or on
-        the servers. Called again it changes the hyper-parameters and keeps the states while the rule stays the same.
+        """Makes an optimizer such as ``ringpull.SGD(learning_rate=0.1)`` apply every push made from now on. It runs on every rank in the
+        same way, or on the servers. A later call changes the hyper-parameters; it keeps the states if the rule stays the same.
 
-        With ``sharded`` the states are divided over the ranks of ``dist_sync_mpi``: each rank has those of
-        its part of every key, and updates that part for all. As many bytes travel as without it. The store
-        then takes no other optimizer, and :meth:`save_optimizer_states` has to be called by every rank. Kinds
-        of one process, and those with servers, are as without it.
+        With ``sharded`` the states are divided over the ranks of ``dist_sync_mpi``: each rank has the states of
+        its part of every key, and updates this part for all ranks. The number of bytes sent is the same as without it. The store
+        then takes no other optimizer, and every rank has to call :meth:`save_optimizer_states`. For kinds
+        of one process, and for kinds with servers, ``sharded`` changes nothing.
         """
         if not isinstance(optimizer, (Optimizer, str)):
             raise ArgumentError(
-                f"{optimizer!r} is not an optimizer of ringpull\n  hint: give one such as ringpull.SGD(learning_rate=0.1), or"
+                f"{optimizer!r} is not an optimizer of ringpull\n  hint: give an optimizer such as ringpull.SGD(learning_rate=0.1), or"
                 " 'sgd,learning_rate=0.1'; MXNet's own optimizers work with stores of ringpull.mxnet"
             )
         if isinstance(optimizer, Optimizer):
@@ -192,26 +193,26 @@ class KVStore(Worker):
 
     @property
     def generation(self) -> int:
-        """The number of losses of workers after which the job went on, and with servers of workers that came;
-        always 0 without ``RINGPULL_ELASTIC=1``. ``rank`` and ``num_workers`` are those of this generation."""
+        """The generation of the job: the number of losses of workers after which it went on. With servers, each arrival of workers counts
+        too. Always 0 without ``RINGPULL_ELASTIC=1``. ``rank`` and ``num_workers`` are those of this generation."""
         return self._native.generation
 
     def on_change(self, callback: Callable[[int, int, int, list[int]], object]) -> None:
-        """Lets ``callback(generation, rank, num_workers, lost)`` know of workers that were lost and that the job goes on
-        without; ``lost`` has the numbers that they had until then. With servers also of workers that have come: ``lost`` is empty.
+        """Makes the store call ``callback(generation, rank, num_workers, lost)`` when workers were lost and the job goes on without them.
+        ``lost`` has the ranks that they had before. With servers it is also called when workers have joined; then ``lost`` is empty.
 
-        It is called on the program's thread at the start of its next call of the store, which raises what it raises. It may call
-        the store, for example to set another learning rate. Without it the job goes on silently. Sums have fewer contributions from
-        then on.
+        The callback runs on the program's thread, at the start of its next call of the store. If it raises, that call raises the same
+        error. It may call the store, for example to set another learning rate. Without a callback the job goes on silently. From the loss
+        on, sums have fewer contributions.
         """
         self._native.on_change(callback)
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
-        """Lets ``updater(key, received, stored)`` apply every push made from now on: it changes ``stored`` in place.
+        """Makes ``updater(key, received, stored)`` apply every push made from now on. It changes ``stored`` in place.
 
-        Both are NumPy arrays, valid during the call. It runs on a thread of the store, must do the same on every rank, and may not
-        call stores. If it raises, every rank gets a :class:`ringpull.UpdaterError`. Kinds with servers have no updaters,
-        since code is never sent to a server.
+        ``received`` and ``stored`` are NumPy arrays, valid during the call. The updater runs on a thread of the store, must do the same on
+        every rank, and must not call stores. If it raises, every rank gets a :class:`ringpull.UpdaterError`. Kinds with servers have no
+        updaters, since code is never sent to a server.
         """
         if not callable(updater):
             raise ArgumentError(f"an updater cannot be a {type(updater).__name__}\n  hint: give a function updater(key, received, stored)")
@@ -226,22 +227,22 @@ class KVStore(Worker):
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
-        """Switches gradient compression on, as ``{"type": "2bit", "threshold": 0.5}`` or in one word, as ``"2bit:0.5"``.
+        """Switches gradient compression on. Give ``{"type": "2bit", "threshold": 0.5}``, or the same in one word, ``"2bit:0.5"``.
 
-        The types are ``fp16``, ``bf16``, ``2bit`` and ``1bit`` with a ``threshold`` (0.5), ``topk`` with a ``ratio`` (0.01) and a ``momentum`` (0);
-        ``none`` switches it off and drops the residuals of compressed gradients.
+        The types are ``fp16``; ``bf16``; ``2bit`` and ``1bit``, each with a ``threshold`` (default 0.5); and ``topk`` with a ``ratio`` (default
+        0.01) and a ``momentum`` (default 0). ``none`` switches compression off and drops the residuals of compressed gradients.
         """
         self._compress(compression_params)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states, and the optimizer too if ``dump_optimizer``, to a file, whole or not
-        at all. Waits for every push. With a sharded optimizer every rank must call it, and each writes the
-        states of all to its file; they can be loaded by any number of ranks, with ``sharded`` or without.
+        """Writes the optimizer's states to a file, and the optimizer too if ``dump_optimizer``. If that fails, the file stays as it was.
+        Waits for every push. With a sharded optimizer every rank must call it, and each rank writes the states of all ranks to its file.
+        Any number of ranks can load such a file, with ``sharded`` or without.
         """
         self._native.save_optimizer_states(os.fspath(fname), dump_optimizer)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Reads what :meth:`save_optimizer_states` wrote. Every rank must load the same file."""
+        """Reads states that :meth:`save_optimizer_states` wrote. Every rank must load the same file."""
         self._native.load_optimizer_states(os.fspath(fname))
 
     # The job.
@@ -253,15 +254,15 @@ class KVStore(Worker):
     _barrier = barrier
 
     def join(self) -> int:
-        """For a worker that has no data left: until every worker has joined, it adds zeros to what the others push.
+        """Adds zeros to the other workers' pushes, until every worker has called this. Call it on a worker that has no data left.
 
-        It applies to all stores of the process. Returns the rank that joined last. For `dist_sync_mpi` in host memory; with
-        `local` it returns at once, other kinds raise. Blocks; collective.
+        It applies to all stores of the process. Returns the rank that called it last. It exists for `dist_sync_mpi` in host memory. With
+        `local` it returns at once; other kinds raise. Blocks. Collective.
         """
         return self._native.join()
 
     def wait_all(self) -> None:
-        """Returns when everything this worker has called is done; raises the first error that any of it met."""
+        """Waits until every operation that this worker has called is done. Raises the first error of these operations."""
         self._native.wait_all()
 
     def finish(self) -> None:
@@ -270,7 +271,7 @@ class KVStore(Worker):
             self.wait_all()
 
     def close(self) -> None:
-        """Leaves the job; done at the end of the program for every store. Later calls raise."""
+        """Leaves the job. Later calls raise. At the end of the program every store is closed in this way."""
         self._native.close()
         has_left(self)
 
@@ -278,7 +279,7 @@ class KVStore(Worker):
         return self
 
     def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
-        # A program that exits has its reasons, and may have done its work.
+        # A program that exits may have done its work, so an exit is not reported as a failure.
         if raised is not None and not isinstance(raised, SystemExit):
             self.report_failure(in_words(raised))
         self.close()
@@ -290,9 +291,9 @@ class KVStore(Worker):
 def create(kind: str = "local") -> KVStore:
     """Creates a store of a kind that :func:`kinds` lists, spelled exactly.
 
-    The distributed kinds find their peers by what started the process: ``mpirun`` for ``dist_sync_mpi``, ``ringpull launch`` for
-    the kinds with servers. In a server or the scheduler of such a job the process becomes that node, and the call does not
-    return. MPI is initialised unless the program has done so (mpi4py), and the library that initialised it finalises it at exit.
+    The distributed kinds find their peers by the launcher that started the process: ``mpirun`` for ``dist_sync_mpi``, ``ringpull launch``
+    for the kinds with servers. In a process that was started as a server or as the scheduler, the call serves the job in this role and does
+    not return. The call initialises MPI unless the program has done so (mpi4py). The library that initialised MPI finalises it at exit.
     """
     return KVStore(kind)
 
@@ -305,12 +306,13 @@ def kinds() -> list[str]:
 def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     """A NumPy array of zeros in memory that the ranks of one host share, for gradients.
 
-    With several ranks on a host, ``pushpull`` sums such arrays in place; others are read and written through
-    a window in pieces. This is faster for arrays of 128 KiB and more; :func:`torch.from_numpy` and
+    With several ranks on a host, ``pushpull`` sums such arrays in place. It reads and writes other arrays piece by piece, through
+    a window of shared memory. Summing in place is faster for arrays of 128 KiB and more. :func:`torch.from_numpy` and
     :func:`numpy.ndarray.view` keep the memory.
 
-    A forked child gets a copy, made when it is forked: what it writes is its own, as with any other array. That copy is made at once and takes
-    as much memory in each child, so with gigabytes of such arrays start a data loader's workers with ``spawn`` or ``forkserver``.
+    A forked child gets a copy of the array, so its writes do not reach the parent, as with any other array. The copy is made at the fork,
+    and takes the array's whole size in each child. So with gigabytes of such arrays start a data loader's workers with ``spawn`` or
+    ``forkserver``.
     """
     import numpy
 

@@ -1,4 +1,4 @@
-"""Optimizers that a store runs itself, in MXNet's words and arithmetic: on every rank alike, or on the servers."""
+"""Optimizers that a store runs itself, with MXNet's names and arithmetic. They run on every rank in the same way, or on the servers."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ __all__ = ["SGD", "NAG", "AdaGrad", "Adam", "Optimizer", "RMSProp", "Test"]
 
 @dataclass
 class Optimizer:
-    """The settings of every optimizer. Give it to ``KVStore.set_optimizer``; give it again, changed, to
-    change a running one."""
+    """The settings that all optimizers have. Give an optimizer to ``KVStore.set_optimizer``. To change a running optimizer, give it again
+    with other settings."""
 
     #: Learning rate.
     learning_rate: float = 0.01
     #: Weight decay.
     wd: float = 0.0
-    #: Every gradient is multiplied by this first; gradients are summed over workers, so 1 / (batch *
-    #: num_workers) is a mean.
+    #: Every gradient is first multiplied by this factor. Gradients are summed over workers, so 1 / (batch * num_workers) gives the mean.
     rescale_grad: float = 1.0
     #: Rescaled gradients are clipped to [-c, c]; None for no limit.
     clip_gradient: float | None = None
-    #: Whether float16 weights have a float32 master copy.
+    #: True if float16 weights have a float32 master copy.
     multi_precision: bool = False
-    #: Factors of some keys' learning rates, such as ``{"fc1_weight": 0.1}``; that of any other key is 1.
+    #: Factors of some keys' learning rates, such as ``{"fc1_weight": 0.1}``. The factor of any other key is 1.
     lr_mult: Mapping[int | str, float] = field(default_factory=dict, kw_only=True)
     #: Factors of some keys' weight decays, such as ``{"fc1_bias": 0}``.
     wd_mult: Mapping[int | str, float] = field(default_factory=dict, kw_only=True)
 
     def spec(self) -> str:
-        """The optimizer as the native part reads it, such as ``sgd,learning_rate=0.1,momentum=0.9``, without the factors of keys."""
+        """The optimizer as text for the native part, such as ``sgd,learning_rate=0.1,momentum=0.9``. The factors of keys are left out."""
         words = [type(self).__name__.lower()]
         for one in fields(self):
             value = getattr(self, one.name)
@@ -74,7 +73,7 @@ class RMSProp(Optimizer):
 
     learning_rate: float = 0.001
     gamma1: float = 0.9
-    #: Momentum of Graves's form.
+    #: The momentum in Graves's form.
     gamma2: float = 0.9
     epsilon: float = 1e-8
     centered: bool = False

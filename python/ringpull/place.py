@@ -1,5 +1,5 @@
-"""The place of the program, for warnings and errors about a rank that others wait for; it also tells a rank
-that only waits from one that computes."""
+"""The line that the program is at, for warnings and errors about a rank that others wait for. It also tells whether a rank computes or
+only waits."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-#: Packages whose lines are not the program's own.
+#: Packages whose lines do not count as the program's own.
 _LIBRARIES = {"mxnet", "numpy", "ringpull", "ringpull_torch", "torch"}
-#: Where files lie that are no program's own: Python's, and what is installed.
+#: Folders with files that do not count as the program's own: Python's library, and installed packages.
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-#: Where scripts lie that only call a program that is installed.
+#: The folder of scripts that only call an installed program.
 _SCRIPTS = sysconfig.get_path("scripts") + os.sep
-#: Whether a thread in a function of that name waits for what a store owes the framework, by the framework's
-#: package.
+#: For each framework's package, a function that returns True for the names of the framework's functions in which a thread waits for a store.
 _waits: dict[str, Callable[[str], bool]] = {}
 
 
 def waits_in(package: str, waits: Callable[[str], bool]) -> None:
-    """A thread whose own line has called into ``package`` waits there for a store if ``waits`` says so of the name of a function on the way."""
+    """Registers ``waits``: a thread that has called into ``package`` waits there for a store if ``waits`` returns True for the name of one of
+    the functions on its stack."""
     _waits[package] = waits
 
 
 def package_of(frame: FrameType) -> str | None:
-    """The library that a frame belongs to; None if the line is the program's own."""
+    """The library that a frame belongs to. None if the line is the program's own."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return package if package in _LIBRARIES else None
 
 
 def _place_of(frame: FrameType | None) -> tuple[FrameType | None, bool]:
-    """The program's own frame of a thread, and whether the thread waits in a framework that it has called."""
+    """The program's own frame of a thread, and True if the thread waits in a framework that it has called."""
     is_wait = False
     while frame is not None and (package := package_of(frame)) is not None:
         waits = _waits.get(package)
@@ -43,15 +43,16 @@ def _place_of(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
 
 def _caller_of(frame: FrameType) -> FrameType:
-    """The program's line that has called into a frame of Python's own or of an installed package. The program
-    itself may be installed; then it is the package that its script, or ``python -m``, has called. The frame,
-    if there is none.
+    """The program's frame from which Python's library or an installed package was called.
+
+    The program itself may be installed. Then the package that its script, or ``python -m``, has called counts as the program. Returns
+    ``frame`` if there is no such frame.
     """
     inner: list[FrameType] = []
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename.startswith(("<frozen ", *_INSTALLED)):
         inner.append(caller)
-        # Behind that of ``python -m`` there is only what has started it.
+        # Outside the frame of ``python -m`` there are only frames that have started it.
         is_start = caller.f_code.co_name == "<module>" and caller.f_globals.get("__name__") == "__main__"
         caller = None if is_start else caller.f_back
     is_script = caller is not None and caller.f_code.co_filename.startswith(_SCRIPTS)
@@ -64,7 +65,7 @@ def _caller_of(frame: FrameType) -> FrameType:
 
 
 def _package_of_program(frame: FrameType) -> str | None:
-    """The package that an installed program may be in, of one of its frames."""
+    """The package of a frame, which may be a frame of an installed program."""
     if frame.f_code.co_filename.startswith("<frozen "):
         return None
     names = frame.f_globals
@@ -73,10 +74,10 @@ def _package_of_program(frame: FrameType) -> str | None:
 
 
 def place() -> tuple[str | None, bool, list[int]]:
-    """The main thread's own line, such as ``train.py:41 in evaluate``; whether it waits there for what a store owes its framework; and the
-    numbers of the threads that are in Python and do not wait so, 0 for one whose number Python does not know.
+    """Three facts about the program: the main thread's own line, such as ``train.py:41 in evaluate``; True if the main thread waits there in
+    a framework for a store; and the numbers of the threads that run Python and do not wait so. A number that Python does not know is 0.
 
-    Any thread may ask; nothing blocks but for the interpreter.
+    Any thread may call it. It waits only for the interpreter.
     """
     main, asking = threading.main_thread().ident, threading.get_ident()
     numbers = {thread.ident: thread.native_id for thread in threading.enumerate()}

@@ -1,4 +1,4 @@
-"""Workers that are not equally fast: each one's part of a batch."""
+"""Shares of a batch for workers that are not equally fast."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["split", "suggest_shares"]
 
 
 def split(batch: Any, work_load_list: Sequence[float]) -> list[Any]:
-    """The parts of a batch for each worker, by weights such as ``[3, 3, 3, 1]``: MXNet's ``work_load_list``.
+    """Divides a batch into a part for each worker, by weights such as ``[3, 3, 3, 1]``: MXNet's ``work_load_list``.
 
-    ``batch`` is a length, whose parts are slices, or anything that has a length and can be sliced. Parts are as near to the weights as whole
-    rows can be. A worker whose weight is not 0 gets one row at least, or it is an error.
+    ``batch`` is a length, whose parts are slices, or any object that has a length and can be sliced. Parts are as near to the weights as whole
+    rows allow. A worker whose weight is not 0 gets at least one row. If the batch has too few rows for this, it is an error.
     """
     weights = [float(weight) for weight in work_load_list]
     slices = [slice(*bounds) for bounds in _native.split(batch if isinstance(batch, int) else len(batch), weights)]
@@ -22,10 +22,10 @@ def split(batch: Any, work_load_list: Sequence[float]) -> list[Any]:
 
 
 def suggest_shares() -> list[float]:
-    """Shares of a batch, for :func:`split` and ``set_shares``, with which all ranks of the MPI job would compute for the same time.
+    """Shares of a batch with which all ranks of the MPI job would compute for the same time. They are for :func:`split` and ``set_shares``.
 
-    They follow from how long each rank has computed since its first push, or since it last set shares or called this:
-    all time counts in which it has not waited in a call of a store. Call it after some steps, the same number on every
-    rank. The shares add up to the number of ranks, and are the same on each rank. Collective; blocks.
+    They follow from the time that each rank has computed since its first push, since it last set shares or since it last called this,
+    whichever is latest. All time counts in which the rank has not waited in a call of a store. Call it after some steps, after the same
+    number on every rank. The shares add up to the number of ranks, and are the same on each rank. Collective. Blocks.
     """
     return _native.suggest_shares()

@@ -1,4 +1,4 @@
-"""All ranks stop at the same step, when one of them is asked to."""
+"""Makes all ranks stop at the same step when one of them is to stop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from .collectives import Communicator, communicator
 
 __all__ = ["should_stop", "stop_on"]
 
-#: True once a signal of :func:`stop_on` has come.
+#: True after a signal of :func:`stop_on` has come.
 _is_asked = False
-#: All ranks of the job, once one call has made it.
+#: The communicator of all ranks, after the first call has made it.
 _job: list[Communicator] = []
 
 
 def should_stop(wants: bool = False) -> bool:
-    """Returns True on every rank of the MPI job from the same call on, if a signal of :func:`stop_on` has come to one of them, or one ``wants`` to stop.
+    """Returns True if a signal of :func:`stop_on` has come to a rank of the MPI job, or a rank ``wants`` to stop. All ranks get True from the
+    same call on.
 
         ringpull.stop_on(signal.SIGTERM)
         for step in range(steps):
@@ -24,10 +25,10 @@ def should_stop(wants: bool = False) -> bool:
             if ringpull.should_stop(time.monotonic() > end):
                 break
 
-    Every rank calls it once a step, and all get the same answers, so a checkpoint after the loop has the same step on every rank. The first call
-    is collective, as :func:`ringpull.communicator`. Nothing is sent before a rank is to stop; then one call waits until the ranks have agreed,
-    and all stop there or at the next call of the rank that is furthest. In a job that goes on in place after a loss
-    each call is an allreduce. Not for workers of a job with servers, where it is an error.
+    Every rank calls it once a step, and all get the same answers. So a checkpoint after the loop has the same step on every rank. The first
+    call is collective, as :func:`ringpull.communicator` is. Nothing is sent before a rank is to stop. Then one call waits until the ranks
+    have agreed, and all ranks stop at that call, or at the next call of the rank that has made the most calls. In a job that goes on in place
+    after a loss, each call is an allreduce. For workers of a job with servers it is an error.
     """
     if not _job:
         _job.append(communicator())
@@ -35,11 +36,11 @@ def should_stop(wants: bool = False) -> bool:
 
 
 def stop_on(*signals: int) -> None:
-    """Lets these signals, such as ``signal.SIGTERM``, make :func:`should_stop` return True.
+    """Makes these signals, such as ``signal.SIGTERM``, cause :func:`should_stop` to return True.
 
-    A signal then no longer ends the process. A handler that Python code has set before is still called. A handler of
-    a C library is not, nor is ringpull's own answer to SIGUSR1. A handler that the program sets later takes the place of this one. To be called on the main thread. Workers that a data loader forks afterwards do not end by
-    SIGUSR1 either; PyTorch's end by SIGTERM.
+    The signals then no longer end the process. A handler that Python code has set before is still called. A handler of
+    a C library is not called, nor is ringpull's own handler of SIGUSR1. A handler that the program sets later replaces this one. Call it on
+    the main thread. SIGUSR1 then does not end the workers that a data loader forks later either. SIGTERM still ends PyTorch's workers.
     """
     for number in signals:
         previous = signal.getsignal(number)

@@ -1,4 +1,4 @@
-"""The stream that a library works on at present, so that a store's work on its tensors is ordered with the library's own."""
+"""The stream that a library uses at present. By it a store orders its work on the library's tensors with the library's own work."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 __all__ = ["current"]
 
-#: CUDA's legacy default stream, as DLPack and the driver name it; libraries call it 0.
+#: The number of CUDA's legacy default stream in DLPack and in the driver. Libraries return 0 for it.
 _DEFAULT = 1
-#: Each thread's own default stream: no other thread can name it.
+#: The number of the calling thread's own default stream. Other threads cannot refer to this stream.
 _PER_THREAD = 2
 
 
@@ -26,12 +26,12 @@ def _cupy(tensor: Any) -> int:
         return int(cupy.cuda.get_current_stream().ptr)
 
 
-#: By the package that a tensor's class is of.
+#: For each library's package, a function that returns its current stream.
 _CURRENT: dict[str, Callable[[Any], int]] = {"torch": _torch, "cupy": _cupy}
 
 
 def current(tensor: Any) -> int | None:
-    """The stream that the tensor's library would put its next work on ``tensor`` on; None where that cannot be known."""
+    """The stream on which the tensor's library would queue its next work on ``tensor``. None if this cannot be known."""
     find = _CURRENT.get(type(tensor).__module__.partition(".")[0])
     if find is None:
         return None

@@ -186,7 +186,7 @@ class _Keys(Reach):
         if not self._store.num_workers > 1:
             return
         digest = float(zlib.crc32("\n".join(names).encode()) >> 12)
-        # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
+        # N ranks have the same number x if, and only if, the sum of the numbers is N x and the sum of their squares is N x^2.
         own = torch.tensor([digest, digest * digest], dtype=torch.float64)
         # A key that is pushed again would count as a step in `ringpull top`.
         key, total = _init_own(self._store, "names", torch.zeros_like(own)), own.clone()
@@ -194,17 +194,17 @@ class _Keys(Reach):
         if not bool((total == own * self._store.num_workers).all()):
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise ArgumentError(
-                f"the ranks' optimizers have parameters of other names, or in another order: here {shown}\n"
+                f"the ranks' optimizers have parameters with different names, or in a different order: on this rank {shown}\n"
                 "  hint: give the optimizer the same parameters in the same order on every rank"
             )
 
     def call(self, key: str, name: str) -> None:
-        """Lets messages call the key by that name too."""
+        """Makes messages about the key show this name too."""
         self._names[key] = name
         _native.name_key(key, name)
 
     def is_new(self, key: str) -> bool:
-        """Returns True at the first call with a key, which must then be given to the store."""
+        """Returns True at the first call with a key. The caller must then init the key in the store."""
         was_new = key not in self._known
         self._known.add(key)
         return was_new
@@ -233,7 +233,7 @@ class _Keys(Reach):
             for (_, key), having, watching in zip(entries, *sums[1:]):
                 if watching < self._store.num_workers and having:
                     raise ArgumentError(
-                        f"the gradient of {self._names.get(key, key)} is averaged on {watching} of {self._store.num_workers} ranks: the others have no "
+                        f"the gradient of {self._names.get(key, key)} is averaged on {watching} of {self._store.num_workers} ranks: the other ranks have no "
                         "optimizer for it any more\n  hint: call close() of an optimizer on every rank before it is dropped or replaced on any"
                     )
             return sums
@@ -254,7 +254,7 @@ class _Keys(Reach):
             values = array("i", bytes(12 * count))
             shared = torch.frombuffer(values, dtype=torch.int32) if count else torch.zeros(0, dtype=torch.int32)
             self._arrays[count] = _init_own(self._store, "reached", shared), values, shared
-            self.call(self._arrays[count][0], "what a backward pass has reached")
+            self.call(self._arrays[count][0], "the gradients that a backward pass has reached")
         key, values, shared = self._arrays[count]
         values[:] = array("i", bytes(12 * count))
         for at, row in enumerate(rows):
@@ -275,7 +275,7 @@ _keys_of: weakref.WeakKeyDictionary[KVStore, _Keys] = weakref.WeakKeyDictionary(
 
 
 class _OnStore(Reduction):
-    """Gradients that are averaged by a store, each as a key."""
+    """Averages gradients by a store. Each gradient is a key."""
 
     def __init__(self, store: KVStore, prefix: str, names: dict[Any, str]) -> None:
         self._store, self._prefix, self.names = store, prefix, names
@@ -285,7 +285,7 @@ class _OnStore(Reduction):
 
     @property
     def reach(self) -> Reach | None:
-        # A compressed sum may not hold all that a rank has sent.
+        # A compressed sum may lack a part of the values that a rank has sent.
         return self._keys if self._store._codec == "none" else None
 
     def result(self) -> Any:

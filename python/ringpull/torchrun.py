@@ -1,10 +1,10 @@
-"""``python -m ringpull.torchrun``: torchrun's command line for programs whose ranks are MPI's.
+"""``python -m ringpull.torchrun``: torchrun's command line for programs that run as ranks of MPI.
 
     python -m ringpull.torchrun --nproc-per-node 4 train.py --epochs 2
 
-It starts the program by ``ringpull launch``. With several nodes it runs on each of them, as torchrun does: the nodes
-meet at a store of PyTorch's, node 0 learns the hosts there and starts the job by ssh, and the others wait for its end.
-An error refuses what cannot be translated.
+It starts the program by ``ringpull launch``. With several nodes, start it on each of them, as with torchrun. The nodes
+connect to a store of PyTorch. There node 0 learns the hosts; it starts the job by ssh, and the other nodes wait for the job's end.
+An option that cannot be translated is an error.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from . import launcher
 
 __all__ = ["main"]
 
-#: Where torchrun's nodes meet unless told otherwise.
+#: The port of the store to which torchrun's nodes connect by default.
 _PORT = 29500
-#: How long nodes wait for each other.
+#: The longest time that nodes wait for each other.
 _MEETING = timedelta(minutes=15)
-#: How long node 0 lets the others read how the job has ended.
+#: The longest time that node 0 waits, at the end, for the others to read the job's status.
 _PARTING = timedelta(seconds=10)
 _JOB = timedelta(days=3650)
-#: An address, in brackets if it is one of IPv6, and a number of ranks.
+#: An address, in brackets if it is an IPv6 address, and a number of ranks.
 _SLOTS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):[1-9][0-9]*")
 
-#: Options that say how torchrun watches its processes; here the launcher and MPI do that.
+#: Options for the way in which torchrun watches its processes. They are ignored: here the launcher and MPI watch the processes.
 _OF_AGENTS = ("monitor-interval", "start-method", "role", "rdzv-conf", "signals-to-handle", "event-log-handler")
-#: Options that have nothing like them here, and what there is.
+#: Options that do not exist here, each with a hint.
 _MISSING = {
     "log-dir": "redirect the output of the command, whose lines name their ranks",
     "redirects": "redirect the output of the command, whose lines name their ranks",
@@ -57,7 +57,7 @@ def _refuse(error: str, hint: str, status: int = 2) -> NoReturn:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ringpull.torchrun",
-        description="Starts a program of torchrun's by `ringpull launch`. A variable PET_NNODES is as --nnodes; so are others.",
+        description="Starts a program for torchrun by `ringpull launch`. The variable PET_NNODES has the same effect as --nnodes, and so on for the other options.",
         allow_abbrev=False,
     )
 
@@ -68,17 +68,17 @@ def _parser() -> argparse.ArgumentParser:
         names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
         parser.add_argument(*names, *more, **words)
 
-    option("nnodes", default="1", help="the number of nodes; this command runs on each of them")
+    option("nnodes", default="1", help="the number of nodes; start this command on each of them")
     option("nproc-per-node", default="1", help="the number of ranks on this node: a number, cpu, gpu or auto")
-    option("node-rank", default=None, help="this node's number [default: 0 where nodes meet, then in the order in which they come]")
-    option("master-addr", default=None, help="the address of node 0, where nodes meet")
-    option("master-port", default=None, help=f"its port [default: {_PORT}]")
-    option("rdzv-endpoint", default="", help="the address, and port, of the node where nodes meet")
+    option("node-rank", default=None, help="this node's number [default: 0 on the node of the store, then in the order in which nodes connect]")
+    option("master-addr", default=None, help="the address of node 0, to which the nodes connect")
+    option("master-port", default=None, help=f"the port on node 0 [default: {_PORT}]")
+    option("rdzv-endpoint", default="", help="the address, and port, of the node to which the nodes connect")
     option("rdzv-backend", default="static", help="c10d or static")
-    option("rdzv-id", default="none", help="the name of the job, by which those that meet at one place are told apart")
-    option("local-addr", default=None, help="this node's address for the other nodes [default: as it reaches node 0]")
+    option("rdzv-id", default="none", help="the name of the job; give each job of one address a name of its own")
+    option("local-addr", default=None, help="this node's address for the other nodes [default: the one from which it reaches node 0]")
     option("max-restarts", default="0", help="0: a job that goes on after a loss is `ringpull launch --elastic`")
-    option("standalone", action="store_true", help="one node, which meets nobody")
+    option("standalone", action="store_true", help="one node, which connects to no other")
     option("module", "-m", action="store_true", help="the program is a module")
     option("no-python", action="store_true", help="the program is no script of Python")
     option("run-path", action="store_true", help=argparse.SUPPRESS)
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _number(name: str, text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
-        _refuse(f"--{name} {text} is no number from {least} on", f"give --{name} a number")
+        _refuse(f"--{name} {text}: expected a number of at least {least}", f"give --{name} a number")
     return int(text)
 
 
@@ -125,7 +125,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 class _Meeting:
-    """The nodes of a job, at a store on one of them."""
+    """The nodes of a job, which exchange data through a store on one of them."""
 
     def __init__(self, options: argparse.Namespace, count: int) -> None:
         self._count = count
@@ -143,8 +143,8 @@ class _Meeting:
             self._store = distributed.TCPStore(*place, None, self._has_store, _MEETING, wait_for_workers=False)
         except (RuntimeError, ValueError):
             if own is not None:
-                _refuse(f"no store can be had at {host} port {place[1]}", "start node 0 there, or give a --master-port that is free")
-            # Two nodes of one host: another has it.
+                _refuse(f"no store can be reached or opened at {host} port {place[1]}", "start node 0 there, or give a --master-port that is free")
+            # Two nodes are on one host, and the other node has opened the store.
             self._has_store = False
             self._store = distributed.TCPStore(*place, None, False, _MEETING, wait_for_workers=False)
         self._store = distributed.PrefixStore(f"ringpull/{options.rdzv_id}", self._store)
@@ -153,15 +153,15 @@ class _Meeting:
         self.rank = own
         if self.rank >= count or int(self._store.add(f"claimed/{self.rank}", 1)) > 1:
             _refuse(
-                f"node {self.rank} of the job {options.rdzv_id} of {count} nodes has come to {host} port {place[1]} already",
-                "give jobs of one place a --rdzv-id or a --master-port of their own",
+                f"node {self.rank} of the job {options.rdzv_id} of {count} nodes has already connected to {host} port {place[1]}",
+                "if two jobs use one address, give each its own --rdzv-id or --master-port",
                 1,
             )
         self._address = options.local_addr or _address_to(*place)
 
     def hosts(self, ranks: int) -> list[str]:
-        """Tells the others this node's address and number of ranks. On node 0 it returns those of all. Whoever
-        reaches the port may write there, so an entry is one address and one number."""
+        """Gives the others this node's address and number of ranks. On node 0 it returns those of all nodes. Anybody who reaches the port may
+        write to the store, so each entry is checked: it must be one address and one number."""
         slots = f"[{self._address}]:{ranks}" if ":" in self._address else f"{self._address}:{ranks}"
         self._store.set(f"node/{self.rank}", slots)
         if self.rank != 0:
@@ -171,21 +171,21 @@ class _Meeting:
             try:
                 self._store.wait([f"node/{rank}"], _MEETING)
             except RuntimeError:
-                _refuse(f"node {rank} of {self._count} has not come", "start this command on every node, with the same --rdzv-id", 1)
+                _refuse(f"node {rank} of {self._count} has not connected", "start this command on every node, with the same --rdzv-id", 1)
             found.append(self._store.get(f"node/{rank}").decode())
             if not _SLOTS.fullmatch(found[-1]):
-                _refuse(f"node {rank} gives {found[-1]!r} for its address and number of ranks", "let nobody else reach the port where nodes meet", 1)
+                _refuse(f"node {rank} gives {found[-1]!r} for its address and number of ranks", "let nobody else reach the port of the store", 1)
         return found
 
     def ended(self, status: int | None = None) -> int:
-        """The status of the job, which node 0 gives."""
+        """The status of the job. Node 0 gives it to the others."""
         if status is not None:
             self._store.set("ended", str(status))
         try:
             self._store.wait(["ended"], _JOB)
             found = int(self._store.get("ended"))
         except RuntimeError:
-            _refuse("node 0 has gone without the status of the job", "look at its output", 1)
+            _refuse("node 0 has ended without giving the status of the job", "look at its output", 1)
         self._store.set(f"left/{self.rank}", "")
         if self._has_store:
             with contextlib.suppress(RuntimeError):
@@ -194,7 +194,7 @@ class _Meeting:
 
 
 def _is_here(host: str) -> bool:
-    """Returns True if an address of that name is one of this host's."""
+    """Returns True if the name has an address of this host."""
     for family, kind, protocol, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind((place[0], 0))
@@ -205,14 +205,14 @@ def _is_here(host: str) -> bool:
 def _address_to(host: str, port: int) -> str:
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        # Sends nothing.
+        # This sends nothing: it only chooses the address.
         probe.connect(place)
         return str(probe.getsockname()[0])
 
 
 @contextlib.contextmanager
 def _passing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Signals that end this process go to the job in its place."""
+    """A context in which signals that would end this process go to the job instead."""
     numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
     before = [signal.signal(number, lambda number, _: child.send_signal(number)) for number in numbers]
     try:
@@ -223,24 +223,24 @@ def _passing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Starts the job that the words ask for, and returns its status."""
+    """Starts the job that the command line asks for, and returns its status."""
     options = _parser().parse_args(words)
     for name, remedy in _MISSING.items():
         if getattr(options, name.replace("-", "_")) is not None:
-            _refuse(f"there is no --{name} here", remedy)
+            _refuse(f"--{name} is not supported", remedy)
     if options.run_path:
-        _refuse("there is no --run-path here", "give the script without it")
+        _refuse("--run-path is not supported", "give the script without --run-path")
     if _number("max-restarts", options.max_restarts, 0):
-        _refuse(f"--max-restarts {options.max_restarts}: a job does not start again by itself", "see `ringpull launch --elastic` and `ringpull launch --help`")
+        _refuse(f"--max-restarts {options.max_restarts}: jobs do not restart by this option", "see `ringpull launch --elastic` and `ringpull launch --help`")
     if options.rdzv_backend not in ("static", "c10d"):
-        _refuse(f"--rdzv-backend {options.rdzv_backend} is not here", "give c10d, or leave it out")
+        _refuse(f"--rdzv-backend {options.rdzv_backend} is not supported", "give c10d, or leave it out")
     count = 1 if options.standalone else _nodes(options.nnodes)
     ranks = _ranks_here(options.nproc_per_node)
     ringpull = launcher.find()
     if ringpull is None:
         _refuse("there is no command ringpull", "install the wheel, or set RINGPULL_BINARY")
     if ranks * count > 1:
-        # As torchrun does it.
+        # torchrun sets it too.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = ["--env", "OMP_NUM_THREADS", "--", *_command(options)] if "OMP_NUM_THREADS" in os.environ else ["--", *_command(options)]
     if count == 1:

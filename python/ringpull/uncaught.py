@@ -1,10 +1,10 @@
 """Prints an error that nobody catches: the program's own lines, and then one line with the rank, the error
 and its cause.
 
-An exception of a store is raised and caught as ever. If it ends the program, its traceback is printed without
-the lines of libraries, its message stands behind the rank, and the hint comes last. A rank that only hears of
-a fault says so in one line. After any other exception one line says which rank ended by it. With
-``RINGPULL_LOG=ringpull=debug`` Python prints everything as it does by itself.
+An exception of a store is raised and caught like any other. If it ends the program, its traceback is printed without
+the lines of libraries, then the rank with the message, and last the hint. A rank that only hears of another rank's
+fault prints one line. If another exception ends the program, one more line names the rank. With
+``RINGPULL_LOG=ringpull=debug`` Python prints everything as it does without this module.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .place import package_of
 
 __all__ = ["first_line", "install", "is_said", "knows", "ours"]
 
-#: What else knows errors of stores, which a framework has made text of.
+#: Functions that return the last error of a store that a framework has turned into text.
 _known: list[Callable[[], BaseException | None]] = []
 
-#: The process that is a rank: the end of a child that it forks is not the rank's.
+#: The process that is a rank. If a child that it forks ends, the rank has not ended.
 _importer = os.getpid()
 
 #: The causes that this process has printed.
@@ -39,12 +39,12 @@ def first_line(error: BaseException) -> str:
 
 
 def knows(last: Callable[[], BaseException | None]) -> None:
-    """Lets ``last`` say which error of a store a framework was given last."""
+    """Registers ``last``, which returns the last error of a store that a framework was given."""
     _known.append(last)
 
 
 def ours(error: BaseException) -> KVStoreError | None:
-    """The error of a store that ``error`` is, or that a framework has wrapped in it."""
+    """The error of a store: ``error`` itself, or one that a framework has wrapped in it. Else None."""
     if isinstance(error, KVStoreError):
         return error
     for last in _known:
@@ -55,13 +55,14 @@ def ours(error: BaseException) -> KVStoreError | None:
 
 
 def is_said(error: BaseException) -> bool:
-    """Returns True if this process has printed it."""
+    """Returns True if this process has printed the error."""
     known = ours(error)
     return known is not None and first_line(known) in _said
 
 
 def say(error: KVStoreError) -> str:
-    """The last words about an error of a store: behind this process's rank, if it has one, and with a hint where that is this rank's to give."""
+    """The line that is printed for an error of a store. It begins with this process's rank, if it has one. The hint follows if it concerns
+    this rank."""
     _said.add(first_line(error))
     cause, _, hint = str(error).partition("\n  hint: ")
     line, given, is_heard = f"failed: {cause}", hint or None, False
@@ -82,13 +83,13 @@ def _is_heard(error: KVStoreError) -> bool:
 
 
 def _without_libraries(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """The program's own lines."""
+    """The lines of the traceback that are the program's own."""
     walked = zip(traceback.extract_tb(trace), traceback.walk_tb(trace), strict=True)
     return [line for line, (frame, _) in walked if package_of(frame) is None and line.filename != "<frozen runpy>"]
 
 
 def report(error: BaseException, trace: TracebackType | None) -> str | None:
-    """The text that is printed for an error that ends the program; None if it is not one of ours."""
+    """The text that is printed for an error that ends the program. None if it is no error of a store."""
     known = ours(error)
     if known is None:
         return None
@@ -104,14 +105,14 @@ def report(error: BaseException, trace: TracebackType | None) -> str | None:
 
 
 def show(error: BaseException) -> None:
-    """Prints what an updater has raised."""
+    """Prints an error that an updater has raised."""
     frames = traceback.extract_tb(error.__traceback__) if _native.is_debugged() else _without_libraries(error.__traceback__)
     said = traceback.format_exception_only(type(error), error)
     _write("".join(["Traceback of the updater (most recent call last):\n", *traceback.format_list(frames), *said]))
 
 
 def install() -> None:
-    """Lets Python print errors of stores so, and others as before."""
+    """Makes Python print errors of stores in this way, and other errors as before."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
@@ -124,7 +125,7 @@ def install() -> None:
         if known is not None:
             _said.add(first_line(known))
         elif os.getpid() == _importer and _native.own_rank() is not None and isinstance(error, Exception):
-            # The whole of it stands above.
+            # Python has already printed the whole error above this line.
             what = textwrap.shorten(first_line(error), 200, placeholder=" ...")
             _write(f"{_who()}: failed: {kind.__name__}: {what}\n")
 
@@ -132,7 +133,7 @@ def install() -> None:
 
 
 def _write(text: str) -> None:
-    """In one piece, so that a launcher does not mix it with another rank's."""
+    """Writes the text in one piece, so that a launcher does not mix it with another rank's output."""
     sys.stdout.flush()
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -17,10 +17,10 @@ __all__ = ["Worker", "leave_at_exit", "warn_of_separate_models"]
 
 
 class Worker:
-    """One worker's place in the job, and what it has done there."""
+    """One worker's part in the job. The base class of every store."""
 
     _native: _native.Store
-    #: The name of the compression that gradients of ``float32`` travel by.
+    #: The name of the compression with which ``float32`` gradients travel.
     _codec = "none"
 
     @property
@@ -35,13 +35,12 @@ class Worker:
 
     @property
     def local_rank(self) -> int:
-        """This worker's place among those of its host, as its launcher says; 0 where none says it."""
+        """This worker's number among the workers of its host, from its launcher. 0 if no launcher gives it."""
         return self._native.local_rank
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Returns True if the store has the capability. The only one known is ``"optimizer"``, and every kind has
-        it."""
+        """Returns True if the store has the capability. The only known capability is ``"optimizer"``, and every kind has it."""
         if capability.lower() == "optimizer":
             return True
         raise ValueError(f"Unknown capability: {capability}")
@@ -52,26 +51,25 @@ class Worker:
         return self._native.stats()
 
     def set_shares(self, work_load_list: Sequence[float]) -> None:
-        """Says how much of a batch each worker has: its number of rows, say. The same list on every worker.
+        """Sets each worker's share of a batch, for example its number of rows. Give the same list on every worker.
 
-        From now on floating-point values that this worker pushes are multiplied by its weight over the mean of all. So if each worker pushes
-        the mean gradient of its part, as :func:`ringpull.split` gives it, sums are what equal parts of the same batch would give, and averages
-        are those of the whole batch. Integers are left alone, and what is a sum over examples already needs no weights. Not for stores on
-        devices.
+        From now on floating-point values that this worker pushes are multiplied by its share divided by the mean share. So if each worker
+        pushes the mean gradient of its part of a batch (see :func:`ringpull.split`), sums are the same as with equal parts, and averages are
+        those of the whole batch. Integers are not changed. Gradients that are sums over examples need no shares. Not for stores on devices.
         """
         self._native.set_shares([float(weight) for weight in work_load_list])
 
     def report_failure(self, why: str) -> None:
-        """Reports to the other workers why this one is about to end: data that cannot be read, a loss that is NaN.
+        """Reports to the other workers the reason why this worker is about to end, such as data that cannot be read, or a loss that is NaN.
 
-        After this worker has ended, workers that wait for it raise an error with the first line of ``why``. A call of a
-        store that is made afterwards and succeeds withdraws the report. An exception that ends the program, or leaves a
-        ``with`` of the store, is reported without this call. Does not wait; not collective. Does nothing after a fault, and in a job of one worker.
+        After this worker has ended, workers that wait for it raise an error with the first line of ``why``. If a later call of a
+        store succeeds, the report is withdrawn. An exception that ends the program, or leaves a ``with`` of the store, is reported
+        without this call. Does not wait. Not collective. Does nothing after a fault, or in a job of one worker.
         """
         self._native.report_failure(why)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """``init`` with the value, then ``pull`` into the outputs: each becomes rank 0's value."""
+        """Does ``init`` with the value, then ``pull`` into the outputs: these become rank 0's value."""
         self.init(key, value)
         self.pull(key, out, priority)
 
@@ -101,46 +99,45 @@ class Leaving(Protocol):
     """An object that must finish before the program ends."""
 
     def finish(self) -> None:
-        """Waits for what must be done before the program ends."""
+        """Waits for the work that must be done before the program ends."""
 
     def report_failure(self, why: str) -> None:
-        """Tells the other workers why this one ends."""
+        """Tells the other workers the reason why this worker ends."""
 
     def close(self) -> None:
         """Leaves the job."""
 
 
 def in_words(raised: BaseException) -> str:
-    """An exception as it is reported to other workers."""
+    """The text by which an exception is reported to other workers."""
     known = uncaught.ours(raised)
     return str(known) if known is not None else f"{type(raised).__name__}: {raised}"
 
 
-#: The stores that are open, each with the process that opened it: a forked child leaves those of its parent
-#: alone.
+#: The open stores, each with the process that opened it. A forked child does not touch the stores of its parent.
 _open: weakref.WeakKeyDictionary[Leaving, int] = weakref.WeakKeyDictionary()
 
 
 def leave_at_exit(store: Leaving) -> None:
-    """Lets a store leave its job when the program ends, if it is still there."""
+    """Makes a store leave its job when the program ends, if it is still open."""
     _open[store] = os.getpid()
 
 
 def has_left(store: Leaving) -> None:
-    """The store has been closed by its owner."""
+    """Records that the owner of a store has closed it."""
     _open.pop(store, None)
 
 
 def leave(store: Leaving, raised: BaseException | None = None) -> None:
-    """Ends a store, unless it has left or is the parent's of a fork: at the end of the program, which an exception may have ended, or when
-    nothing has it any more."""
+    """Ends a store, unless it is closed already or belongs to the process that forked this one. Called at the end of the program, which an
+    exception may have ended, or when nothing refers to the store any more."""
     if _open.pop(store, None) != os.getpid():
         return
     try:
         if raised is not None:
             store.report_failure(in_words(raised))
         elif threading.current_thread() is threading.main_thread() and sys.exc_info()[0] is None:
-            # Elsewhere, or in the middle of an error, nobody knows whether what is waited for can end.
+            # Otherwise, as after an error, one cannot know whether the work would ever end.
             store.finish()
     except RuntimeError as error:
         if not uncaught.is_said(error):
@@ -155,13 +152,14 @@ _after: list[tuple[int, Callable[[], None]]] = []
 
 
 def after_stores(end: Callable[[], None]) -> None:
-    """Calls ``end`` when the program ends and every store has left its job: for threads that wait for operations."""
+    """Calls ``end`` when the program ends and every store has left its job. It is for threads that wait for operations."""
     _after.append((os.getpid(), end))
 
 
 @atexit.register
 def close_stores() -> None:
-    """Ends every store that is still open, once. Servers count a worker that ends without a goodbye as lost, and an updater needs Python to finish what was pushed."""
+    """Ends every store that is still open, once. Without it servers would count this worker as lost. It must run while Python still works,
+    because an updater needs Python to apply the last pushes."""
     for store in list(_open):
         leave(store, getattr(sys, "last_value", None))
     for pid, end in _after:
@@ -173,7 +171,7 @@ _warned = False
 
 
 def warn_of_separate_models(kind: str) -> None:
-    """Says once in a job, on its first rank, that its processes know nothing of each other's stores."""
+    """Warns once in a job, on its first rank, that the stores of its processes are not connected."""
     global _warned
     told = _native.first_of_several()
     if told is None or _warned:

@@ -1,10 +1,9 @@
-"""Lets ``import torch`` know the backend ``ringpull`` of ``torch.distributed``: the entry point of the group
+"""Makes the backend ``ringpull`` of ``torch.distributed`` known at ``import torch``. It is the entry point of the group
 ``torch.backends``.
 
-Every program that imports PyTorch imports this. So it loads nothing of ours, which happens when a process
-group is made, and changes nothing for other backends. Without entry points, as with
-``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and before PyTorch 2.5, ``import ringpull.torch_distributed`` does the
-same.
+Every program that imports PyTorch imports this. So it loads nothing of ours before a process group is made, and changes
+nothing for other backends. Without entry points, as with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and before PyTorch 2.5,
+``import ringpull.torch_distributed`` does the same.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 __all__ = ["load", "register"]
 
-#: The variables in which launchers of MPI say a process's rank and how many there are.
+#: The variables in which launchers of MPI give a process's rank and the number of ranks.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -37,7 +36,7 @@ def _launched() -> tuple[str, str] | None:
 
 
 def _backend_given(function: str) -> str:
-    """The argument ``backend`` of PyTorch's function that calls this. PyTorch tells it to nobody."""
+    """The argument ``backend`` of PyTorch's function that calls this. It is read from the stack, since PyTorch does not pass it on."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
@@ -51,7 +50,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
 
 def _meet(url: str, **more: Any) -> Iterator[Any]:
-    """The rendezvous of ``init_method="ringpull://"``: a store on rank 0, whose address goes through MPI."""
+    """The rendezvous of ``init_method="ringpull://"``: a store on rank 0. MPI sends its address to the other ranks."""
     from ringpull import torch_distributed
 
     said = dict(parse_qsl(urlsplit(url).query))
@@ -59,7 +58,7 @@ def _meet(url: str, **more: Any) -> Iterator[Any]:
 
 
 def load() -> None:
-    """:func:`register`, where an error would end ``import torch`` of a program that may not want the
+    """Calls :func:`register`, and turns errors into warnings. An error would end ``import torch``, also in a program that does not use the
     backend."""
     try:
         register()
@@ -74,7 +73,7 @@ def register() -> None:
     distributed: Any = torch.distributed
     if not distributed.is_available() or "RINGPULL" in distributed.Backend._plugins:
         return
-    # Its package has a function of this name.
+    # The import is by name, because the package `torch.distributed` also has a function `rendezvous`.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     try:
         distributed.Backend.register_backend("ringpull", _create, extended_api=True, devices=["cpu", "cuda"])
@@ -86,12 +85,12 @@ def register() -> None:
     by_environment = handlers["env"]
 
     def of_environment(url: str, **more: Any) -> Iterator[Any]:
-        # What MPI's launchers say takes the place of what they do not set.
+        # The rank and the number of ranks that MPI's launcher gives are used for variables that it does not set.
         launched = _launched()
         if launched is None or "ringpull" not in _backend_given("init_process_group"):
             return by_environment(url, **more)  # type: ignore[no-any-return]
         place = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        # `ringpull launch` has chosen it for other backends: ours meets by MPI, also after a loss.
+        # `ringpull launch` has chosen this address for other backends. Ours connects through MPI, also after a loss.
         if place.startswith(":") or place.endswith(":") or place == os.environ.get("RINGPULL_MEETING"):
             return _meet(url, **more)
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-//! A tensor of ours as Python sees it: lent to updaters, and read back from them.
+//! Our tensors as Python arrays: they are lent to updaters, and read back from them.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_int};
@@ -13,7 +13,7 @@ use ringpull_base::{Buffer, DType, Result, Tensor};
 use crate::errors::raise;
 use crate::numbers::numbers;
 
-/// Elements in host memory, by the buffer protocol: `numpy.asarray(array)` sees them without a copy.
+/// Elements in host memory, with the buffer protocol: `numpy.asarray(array)` uses them without a copy.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Array {
     dtype: DType,
@@ -36,26 +36,26 @@ impl Array {
         Ok(Array { dtype, shape, data, writable: true })
     }
 
-    /// Zeros for Python to change, in memory that the ranks of one host share if there is enough of it.
-    /// Forked children have copies.
+    /// Zeros for Python to change. They are in memory that the ranks of one host share, if they are long
+    /// enough for that. Forked children have copies.
     fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {
         let data = Arc::new(Buffer::try_zeroed(dtype.len_bytes(&shape)?, "an array")?);
         data.keep_for_children();
         Ok(Array { dtype, shape, data, writable: true })
     }
 
-    /// For Python to change.
+    /// An array that Python may change.
     pub(crate) fn over(dtype: DType, shape: Vec<usize>, data: Arc<Buffer>) -> Self {
         Array { dtype, shape, data, writable: true }
     }
 
-    /// The elements as Python has left them.
+    /// The elements after Python's changes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.data.bytes()
     }
 }
 
-/// The memory that a view of the buffer protocol points to.
+/// The lengths and strides to which a view of the buffer protocol points.
 struct Layout {
     format: CString,
     shape: Vec<ffi::Py_ssize_t>,
@@ -98,8 +98,8 @@ impl Array {
             strides[at - 1] = strides[at] * shape[at];
         }
         let mut layout = Box::new(Layout { format: format.to_owned(), shape, strides });
-        // SAFETY: the interpreter hands us a view to fill in; `layout` lives until the view is released, the
-        // elements as long as this object, of which the view holds a reference.
+        // SAFETY: the interpreter gives us a view to fill in. `layout` lives until the view is released. The
+        // elements live as long as this object, and the view holds a reference to it.
         unsafe {
             (*view).buf = this.data.bytes().as_ptr().cast_mut().cast();
             (*view).len = this.data.bytes().len() as ffi::Py_ssize_t;

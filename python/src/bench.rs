@@ -1,4 +1,4 @@
-//! The measurement of `ringpull bench pushpull`, in the process and on the store of Python's calls.
+//! The measurement of `ringpull bench pushpull`, in Python's process and on Python's store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,7 +19,8 @@ pub(crate) struct RustIterations {
 
 #[pymethods]
 impl RustIterations {
-    /// For keys of so many f32 elements each, named after `prefix`. Collective.
+    /// Makes the loop for keys whose numbers of f32 elements are `lens`. Their names begin with `prefix`.
+    /// Collective.
     #[new]
     fn new(py: Python<'_>, store: &Store, lens: Vec<usize>, prefix: &str) -> PyResult<Self> {
         let store = store.open(py)?;
@@ -27,7 +28,7 @@ impl RustIterations {
         Ok(RustIterations { store, iterations: Mutex::new(iterations) })
     }
 
-    /// The seconds of one iteration, whose sums have been verified. Collective.
+    /// Runs one iteration, checks its sums and returns its seconds. Collective.
     fn seconds(&self, py: Python<'_>, iteration: usize) -> PyResult<f64> {
         let taken = py.detach(|| {
             let mut iterations = self.iterations.lock().unwrap_or_else(PoisonError::into_inner);

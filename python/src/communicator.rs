@@ -1,4 +1,4 @@
-//! Communicators as `ringpull/collectives.py` uses them.
+//! Communicators, for `ringpull/collectives.py`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::foreign::{Access, Foreign};
 use crate::numbers::{any_text, factor, number, numbers, optional_number, optional_numbers, seconds, text};
 use crate::store::{interruptible, key_of, serve_if_it_is_one};
 
-/// Ranks of a job; `ringpull.Communicator` is what users see of it.
+/// Ranks of a job. Users see it as `ringpull.Communicator`.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Communicator(Arc<ringpull::Communicator>);
 
-/// The handle under a call.
+/// The handle that belongs to a call.
 enum Under {
     Tensor(Handle<Tensor>),
     Blocks(Handle<(Tensor, Vec<usize>)>),
@@ -31,19 +31,20 @@ enum Under {
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Called {
     under: Mutex<Option<Under>>,
-    /// The tensors over other libraries' memory, so that it is given back on the caller's thread.
+    /// The tensors over other libraries' memory. They are kept so that this memory is given back on the
+    /// caller's thread.
     tensors: Mutex<Vec<Tensor>>,
     has_output: bool,
 }
 
-/// A result: a new array if there was no output, and the rows that came from each rank in an alltoall, or the
-/// rank that a message came from.
+/// A result: a new array if there was no output, and a list. The list has the numbers of rows that came from
+/// each rank in an alltoall, or the rank that sent a message.
 type ResultParts = (Option<Array>, Option<Vec<usize>>);
 
-/// The same before Python has it.
+/// A result before it is converted for Python.
 type Found = (Option<Tensor>, Option<Vec<usize>>);
 
-/// The wait of a caller for a result: none, or its time limit.
+/// The time for which a caller waits for a result.
 #[derive(Clone, Copy)]
 enum ResultWait {
     Endless,
@@ -77,9 +78,9 @@ impl Called {
         Called { under: Mutex::new(Some(under)), tensors: Mutex::new(tensors), has_output }
     }
 
-    /// The result, once.
+    /// The result. Returns it only once.
     fn outcome(&self, patience: ResultWait) -> Result<Option<ResultParts>> {
-        // Another thread may wait for the same.
+        // Another thread may wait for the same result.
         let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(under) = place.as_ref() else { return Ok(None) };
         let Some((tensor, taken)) = under.outcome(patience)? else { return Ok(None) };
@@ -88,7 +89,7 @@ impl Called {
         Ok(Some((array, taken)))
     }
 
-    /// Gives the memory back once there is a result.
+    /// Gives the tensors' memory back if there is a result.
     fn settled(&self, found: Option<ResultParts>) -> Option<ResultParts> {
         if found.is_some() {
             self.tensors.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -99,7 +100,8 @@ impl Called {
 
 #[pymethods]
 impl Called {
-    /// The result, once; None if it is not there within `timeout` seconds. Raises what kept it from coming.
+    /// Waits for the result. Returns it only once, and None after `timeout` seconds. Raises the error of a
+    /// collective that failed.
     #[pyo3(signature = (timeout=None))]
     fn wait(
         &self,
@@ -110,8 +112,8 @@ impl Called {
         interruptible(py, || self.outcome(patience)).map(|found| self.settled(found))
     }
 
-    /// As `wait`, if the result is there; else None. Does not count as a wait: earlier calls go on as they
-    /// would.
+    /// The result if it is there, else None. Does not count as a wait, so it does not end a sequence of calls
+    /// that runs without messages.
     fn take(&self, py: Python<'_>) -> PyResult<Option<ResultParts>> {
         let found = py.detach(|| self.outcome(ResultWait::None));
         found.map(|found| self.settled(found)).map_err(|error| raise(py, &error))
@@ -129,10 +131,10 @@ impl Called {
     }
 }
 
-/// A reduction to be checked: the call in words, by what its input is reduced, and whether there are factors.
+/// A reduction to be checked: the call in words, its reduction, and true if it has factors.
 type ReductionCheck = (String, Reduction, bool);
 
-/// The tensors of a call: the input, and the output if there is one, which may be the input.
+/// The tensors of a call: the input, and the output if there is one. The output may be the input.
 fn tensors(
     py: Python<'_>,
     array: &Bound<'_, PyAny>,
@@ -163,7 +165,7 @@ struct CallKeywords<'py> {
     postscale: f64,
 }
 
-/// Not derived, since that would hide which number is wrong.
+/// Written by hand, because the errors of a derived conversion would not show which number is wrong.
 fn options<'py>(object: &Bound<'py, PyAny>) -> PyResult<CallKeywords<'py>> {
     let name = object.get_item("name")?;
     Ok(CallKeywords {
@@ -179,7 +181,8 @@ fn all_options<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<CallKeywords<'py
 }
 
 impl CallKeywords<'_> {
-    /// The call in words, with the name that the program gave it: front ends put the operation's before it.
+    /// The call in words, with the name that the program gave. Front ends put the operation's name before it,
+    /// which this takes away.
     fn in_words(&self, operation: &str) -> String {
         let name = self.name.as_ref().map(ToString::to_string);
         let name = name.map(|name| name.strip_prefix(&format!("{operation}.")).unwrap_or(&name).to_owned());
@@ -187,7 +190,7 @@ impl CallKeywords<'_> {
     }
 
     /// Returns the checked form of a reduction.
-    #[allow(clippy::float_cmp)] // Exactly 1 is no factor.
+    #[allow(clippy::float_cmp)] // A factor of exactly 1 counts as no factor.
     fn reduced(&self, operation: &str, reduction: Reduction) -> ReductionCheck {
         (self.in_words(operation), reduction, self.prescale != 1.0 || self.postscale != 1.0)
     }
@@ -225,7 +228,7 @@ impl Communicator {
 
 #[pymethods]
 impl Communicator {
-    /// `timeout` in seconds takes the place of `RINGPULL_TIMEOUT`, if this is what starts MPI.
+    /// `timeout`, in seconds, replaces `RINGPULL_TIMEOUT` if this call initialises MPI.
     #[new]
     #[pyo3(signature = (timeout=None))]
     fn new(py: Python<'_>, #[pyo3(from_py_with = seconds)] timeout: Option<Duration>) -> PyResult<Self> {
@@ -240,20 +243,20 @@ impl Communicator {
         Ok(Communicator(Arc::new(made)))
     }
 
-    /// Returns true if its job goes on without lost ranks.
+    /// Returns true if the communicator's job goes on without lost ranks.
     #[getter]
     fn is_elastic(&self) -> bool {
         self.0.is_elastic()
     }
 
-    /// Returns the number of losses that its job had gone on after when it was made.
+    /// Returns the number of losses after which the job had gone on when the communicator was made.
     #[getter]
     fn generation(&self) -> u64 {
         self.0.generation()
     }
 
-    /// The losses since it was made, each as its number, this rank and the number of ranks since then, and
-    /// the numbers that the lost ranks had. Waits while a loss is being handled.
+    /// The losses since the communicator was made. Each has its number, this rank's new number, the new
+    /// number of ranks, and the former numbers of the lost ranks. Waits while a loss is being handled.
     fn changes(&self, py: Python<'_>) -> Vec<(u64, usize, usize, Vec<usize>)> {
         let changes = py.detach(|| self.0.changes()).into_iter();
         changes.map(|change| (change.generation, change.rank, change.num_workers, change.lost)).collect()
@@ -274,13 +277,14 @@ impl Communicator {
         self.0.ranks().to_vec()
     }
 
-    /// The local rank, and how many ranks share this host.
+    /// The local rank, and the number of ranks on this host.
     #[getter]
     fn local(&self) -> (usize, usize) {
         self.0.local()
     }
 
-    /// This host among those with that local rank, and how many those are.
+    /// This host's number among the hosts that have a rank with this local rank, and the number of these
+    /// hosts.
     #[getter]
     fn cross(&self) -> (usize, usize) {
         self.0.cross()
@@ -314,7 +318,7 @@ impl Communicator {
         })
     }
 
-    /// Allreduces of several arrays as one operation; `outs` and `options` have one for each.
+    /// Allreduces several arrays as one operation. `outs` and `options` have one item for each array.
     fn grouped_allreduce(
         &self,
         py: Python<'_>,
@@ -442,8 +446,8 @@ impl Communicator {
 }
 
 impl Array {
-    /// The elements of a tensor of ours that nobody else has, for Python to keep. An element type that the
-    /// buffer protocol has no name for is seen as bytes, in one more dimension.
+    /// The elements of a tensor of ours that nobody else uses, for Python to keep. If the buffer protocol has
+    /// no name for the element type, the elements are bytes, with one more dimension.
     fn given(tensor: Tensor) -> Result<Self> {
         let (dtype, mut shape) = (tensor.dtype(), tensor.shape().to_vec());
         let data = tensor.read()?.snapshot();

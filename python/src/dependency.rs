@@ -1,10 +1,10 @@
-//! Operations in MXNet's dependency engine: it calls us when an array's earlier uses are done, and we notify
-//! it when ours is.
+//! Operations in MXNet's dependency engine. The engine calls us when an array's earlier uses are done, and we
+//! notify the engine when our use is done.
 //!
 //! `MXEnginePushAsyncND` of MXNet's C API takes a function, which is called on one of the engine's threads,
 //! and a completion, which we call from the store's thread when nothing uses the array any more. So an
-//! operation occupies no thread while it waits for its peers, and a later use of the array waits for it as
-//! for any operation of MXNet's.
+//! operation occupies no thread while it waits for its peers. A later use of the array waits for our
+//! operation as for any operation of MXNet.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -48,13 +48,12 @@ struct Context {
 
 static CPU: Context = Context { device: 1, id: 0 };
 
-/// `FnProperty::kCPUPrioritized`: such operations have threads of their own and do not wait behind
-/// computation.
+/// `FnProperty::kCPUPrioritized`: such operations have threads of their own and do not wait for computations.
 static CPU_PRIORITIZED: c_int = 3;
 
 const NAME: &CStr = c"ringpull";
 
-/// MXNet's `CallbackOnComplete`: to be called once, from any thread.
+/// MXNet's `CallbackOnComplete`. It must be called once, and may be called from any thread.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct OnComplete {
@@ -68,8 +67,8 @@ unsafe impl Send for OnComplete {}
 // SAFETY: a shared reference can only be copied.
 unsafe impl Sync for OnComplete {}
 
-/// `std::runtime_error`, of which MXNet's error is a subclass with nothing added; MXNet copies what it is
-/// given.
+/// `std::runtime_error`. MXNet's error is a subclass of it without members of its own, and MXNet copies the
+/// error that it is given.
 #[repr(C, align(8))]
 struct RuntimeError([usize; 2]);
 
@@ -81,13 +80,13 @@ unsafe extern "C" {
     fn runtime_error_delete(this: *mut RuntimeError);
 }
 
-/// The last error that MXNet's engine was given: what it raises is text.
+/// The last error that MXNet's engine was given. The engine itself raises only the error's text.
 static FAULT: Mutex<Option<Error>> = Mutex::new(None);
 
 impl OnComplete {
-    /// Ends the operation, with a fault if there was one.
+    /// Ends the operation. Gives the engine the fault, if there was one.
     fn call(self, fault: Option<&Error>) {
-        // SAFETY: the engine gave us these three, and waits for exactly one call.
+        // SAFETY: the engine gave us these three values, and waits for exactly one call.
         let finish = |error: *const RuntimeError| unsafe { (self.callback)(self.engine, self.parameter, error) };
         let Some(fault) = fault else { return finish(std::ptr::null()) };
         *FAULT.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
@@ -111,14 +110,14 @@ enum DependentWork {
     Push,
     Pull,
     PushPull,
-    /// A push-pull whose result nobody asks the store for again: the array alone has it.
+    /// A push-pull whose result only the array gets. Nobody asks the store for it later.
     Sum,
 }
 
-/// An operation between Python's call and the engine's.
+/// An operation that Python has called, and that the engine has not yet called.
 struct Work {
     store: Arc<KvStore>,
-    /// The failures that the store had reported when Python called.
+    /// The number of failures that the store had reported when Python called.
     reports: u64,
     key: Key,
     what: DependentWork,
@@ -133,8 +132,8 @@ impl Work {
     fn start(self, done: OnComplete) {
         let len_bytes = self.shape.iter().product::<usize>() * self.dtype.size_bytes();
         let start = NonNull::new(self.start as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
-        // SAFETY: the engine keeps the array, its memory and everybody else's hands off it until `done` is
-        // called, which is when the tensor over it is gone.
+        // SAFETY: the engine keeps the array and its memory, and lets nobody else use it, until `done` is
+        // called. `done` is called when the tensor over the memory is gone.
         let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(())) };
         let tensor = Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(fault.as_ref())));
         let tensor = if self.what == DependentWork::Sum { tensor.unkept() } else { tensor };
@@ -158,8 +157,8 @@ fn conclude(outcome: Result<()>, tensor: Tensor) {
     }
 }
 
-/// Pulls block, and the engine's few threads must not: one thread of ours pulls, in the order in which arrays
-/// became ready. A push never waits for it, so what it waits for comes.
+/// Pulls on a thread of ours, in the order in which arrays became ready. Pulls block, and the engine's few
+/// threads must not block. No push waits for this thread, so the pushes for which it waits always come.
 fn pull_later(work: Work, tensor: Tensor) {
     type Inbox = Result<Mutex<Sender<(Work, Tensor)>>, Error>;
     static PULLS: OnceLock<Inbox> = OnceLock::new();
@@ -184,7 +183,7 @@ fn pull_later(work: Work, tensor: Tensor) {
     }
 }
 
-/// The engine's call.
+/// The function that the engine calls.
 unsafe extern "C" fn run(_context: *mut c_void, on_complete: *mut c_void, parameter: *mut c_void) {
     // SAFETY: the engine passes its completion, alive during this call, and the parameter that was pushed
     // with the function.
@@ -212,16 +211,16 @@ impl DependencyEngine {
         DependencyEngine { push_async: unsafe { std::mem::transmute::<usize, PushAsyncNd>(address) } }
     }
 
-    /// The error that the engine was given last, as a store raises it.
+    /// The last error that the engine was given, as the exception that a store raises.
     #[staticmethod]
     fn fault(py: Python<'_>) -> Option<PyErr> {
         let fault = FAULT.lock().unwrap_or_else(PoisonError::into_inner).clone();
         fault.map(|error| raise(py, &error))
     }
 
-    /// Lets the engine do `what` ("push", "pull", "pushpull", or "sum": a pushpull whose sum the store need
-    /// not keep) with the array `handle`, whose elements lie at `start`, on `key` of `store`. Returns at
-    /// once, with the C API's return code.
+    /// Makes the engine do `what` on `key` of `store`, with the array `handle`, whose elements are at
+    /// `start`. `what` is "push", "pull", "pushpull" or "sum", a pushpull whose sum the store need not keep.
+    /// Returns the return code of the C API, at once.
     #[allow(clippy::too_many_arguments)]
     fn submit(
         &self,

@@ -1,4 +1,4 @@
-//! DLPack's structures, both the unversioned and the versioned, as its header fixes them.
+//! DLPack's structures, unversioned and versioned, as in DLPack's header.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -12,10 +12,10 @@ pub(crate) const USED_NAME: &CStr = c"used_dltensor";
 pub(crate) const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 pub(crate) const USED_VERSIONED_NAME: &CStr = c"used_dltensor_versioned";
 
-/// The flag of a versioned tensor that must not be written.
+/// The flag of a versioned tensor that is read-only.
 pub(crate) const READ_ONLY: u64 = 1;
 
-/// Memory that the host reaches: `kDLCPU` and `kDLCUDAHost`.
+/// The kinds of memory that the host can read: `kDLCPU` and `kDLCUDAHost`.
 const HOST_DEVICES: [i32; 2] = [1, 3];
 
 #[repr(C)]
@@ -26,7 +26,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Returns true if the host can read its memory.
+    /// Returns true if the host can read the device's memory.
     pub(crate) fn is_host(self) -> bool {
         HOST_DEVICES.contains(&self.kind)
     }
@@ -77,7 +77,7 @@ pub(crate) struct Versioned {
 }
 
 impl DlTensor {
-    /// The element type, if tensors of it travel.
+    /// The element type, if tensors of this type can be sent.
     pub(crate) fn element(&self) -> Option<&'static ElementType> {
         let DataType { code, bits, lanes } = self.dtype;
         ElementType::of_dlpack(code, bits.into()).filter(|_| lanes == 1)

@@ -1,4 +1,5 @@
-//! A store's error as the Python exception of its kind; `ringpull/errors.py` has the classes and the table.
+//! Turns a store's error into the Python exception of its kind. `ringpull/errors.py` has the classes and the
+//! table of kinds.
 
 use pyo3::prelude::*;
 
@@ -9,7 +10,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).unwrap_or_else(|failure| failure)
 }
 
-/// Makes the exception of a wrong argument, with its remedy.
+/// Makes the exception for a wrong argument, with a remedy.
 pub(crate) fn argument(py: Python<'_>, what: impl Into<String>, remedy: impl Into<String>) -> PyErr {
     raise(py, &Error::argument(what, remedy))
 }

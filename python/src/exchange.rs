@@ -1,9 +1,9 @@
 //! The arguments of `push_pull` and `pull` from Python: keys with their values and outputs as tensors.
 //!
-//! Before the first key is pushed the memory of all of them is compared, by address. An output that is a
-//! value of its own key is summed in place. A value that otherwise shares memory with an output, of any key,
-//! is copied first; two outputs that share some are an error, as it would hold neither result. Memory that
-//! earlier calls still use is waited for (`Foreign::into_tensor`).
+//! Before the first key is pushed, the memory of all keys is compared, by address. An output that is a
+//! value of its own key is summed in place. Any other value that shares memory with an output, of any key,
+//! is copied first. Two outputs that share memory are an error, as this memory could not hold both results.
+//! If earlier calls still use the memory, the call waits for them (`Foreign::into_tensor`).
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use ringpull_device::Devices;
 use crate::errors::argument;
 use crate::foreign::{Access, Foreign};
 
-/// The memory of outputs, each once.
+/// The memory of outputs, without repetitions.
 fn outputs(key: &Key, objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyResult<Vec<Foreign>> {
     let mut outs = Vec::new();
     objects.iter().try_for_each(|object| place(key, &mut outs, object, devices).map(drop))?;
     Ok(outs)
 }
 
-/// The index of the object's memory among `outs`, to which it is added if it is not there yet.
+/// Returns the index of the object's memory in `outs`. Adds the memory if it is not there yet.
 fn place(
     key: &Key,
     outs: &mut Vec<Foreign>,
@@ -42,7 +42,7 @@ pub(crate) type Pairs<'py> = Vec<(Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>)>;
 
 /// A value of a `push_pull`.
 enum Value {
-    /// The output of this index.
+    /// The value is the output with this index.
     Output(usize),
     Other(Foreign),
 }
@@ -55,7 +55,7 @@ pub(crate) struct BorrowedMemory {
 }
 
 impl BorrowedMemory {
-    /// Of these values and these outputs, which are the values if there are none.
+    /// The memory of these values and outputs. Without `outs` the values are also the outputs.
     pub(crate) fn of(
         key: Key,
         values: &[Bound<'_, PyAny>],
@@ -79,7 +79,7 @@ impl BorrowedMemory {
     }
 }
 
-/// Returns the places of the outputs of all keys, in the order of their addresses. An error if two of them
+/// Returns the address ranges of the outputs of all keys, in ascending order. Returns an error if two outputs
 /// share memory.
 fn places_of_outputs(py: Python<'_>, what: &str, all: &[BorrowedMemory], rank: usize) -> PyResult<Vec<(usize, usize)>> {
     let outs = all.iter().enumerate().flat_map(|(index, one)| one.outs.iter().map(move |out| (out.range(), index)));
@@ -109,7 +109,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Those of one call on this rank. Waits for what earlier calls have of their memory.
+    /// The exchanges of one call on this rank. Waits for earlier calls that use their memory.
     pub(crate) fn all(
         py: Python<'_>,
         what: &str,

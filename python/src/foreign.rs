@@ -1,8 +1,8 @@
 //! Python objects as tensors, without a copy: by the buffer protocol, by DLPack, by MXNet's own DLPack
 //! methods, or by `__cuda_array_interface__` (`interface`).
 //!
-//! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread.
-//! `ready` finds its place, and the stream on which it is ready.
+//! The object is kept alive until the last tensor over its memory is gone. A store's thread may be the last
+//! to use such a tensor. `ready` finds the place of the memory, and the stream on which it is ready.
 #![allow(unsafe_code)]
 
 mod interface;
@@ -42,17 +42,17 @@ enum Owner {
     Object(NonNull<ffi::PyObject>),
 }
 
-// SAFETY: the owner is only ever dropped, and what that does is done attached to the interpreter, or not at
-// all.
+// SAFETY: the only operation on the owner is its drop, which does everything attached to the interpreter, or
+// does nothing.
 unsafe impl Send for Owner {}
 // SAFETY: nothing can be done with a shared reference to it.
 unsafe impl Sync for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // When the program ends there is soon nobody to give the memory back to.
+        // At the end of the program the memory need not be given back: its owner is about to end too.
         let _: Option<()> = interpreter::attached(|_| {
-            // SAFETY: each was taken over by us when the owner was made, and is given back once, attached.
+            // SAFETY: we took each of these over when the owner was made, and give it back once, attached.
             unsafe {
                 match self {
                     Owner::Object(object) => ffi::Py_DecRef(object.as_ptr()),
@@ -73,19 +73,19 @@ impl Drop for Owner {
     }
 }
 
-/// The place of memory.
+/// The place of an object's memory.
 enum Place {
     Host,
     Device {
         devices: Arc<Devices>,
         device: usize,
-        /// The stream that its owner works on, if it is known.
+        /// The stream on which the memory's owner works, if it is known.
         stream: Option<u64>,
     },
 }
 
-/// An array whose element type its library cannot say to others, seen as elements of another type with as
-/// many bytes.
+/// An array whose library cannot pass its element type on to other libraries. `array` has the same memory,
+/// with another element type of the same length.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Named {
     array: Py<PyAny>,
@@ -94,7 +94,7 @@ pub(crate) struct Named {
 
 #[pymethods]
 impl Named {
-    /// `name` is that of NumPy, PyTorch or JAX.
+    /// `name` is the element type's name in NumPy, PyTorch or JAX.
     #[new]
     fn new(py: Python<'_>, array: Py<PyAny>, name: &str) -> PyResult<Self> {
         let element = ElementType::of_name(name).ok_or_else(|| unknown_element(py, name))?;
@@ -102,7 +102,7 @@ impl Named {
     }
 }
 
-/// Dense elements in C order in somebody else's memory.
+/// Dense elements, in C order, in memory of another library.
 pub(crate) struct Foreign {
     element: &'static ElementType,
     shape: Vec<usize>,
@@ -128,10 +128,10 @@ impl Foreign {
             }
             return Ok(Foreign { element, ..seen });
         }
-        // SAFETY: asks a live object for its type's slots.
+        // SAFETY: the object is alive, and the call only reads its type's slots.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
             match Self::by_buffer(object, access) {
-                // CuPy's and JAX's arrays have the protocol, which refuses those that are on a GPU.
+                // Arrays of CuPy and JAX have the buffer protocol, but it refuses arrays on a GPU.
                 Err(_) if ready::is_elsewhere(object) => {}
                 borrowed => return borrowed,
             }
@@ -147,7 +147,7 @@ impl Foreign {
             return Self::by_dlpack(object, capsule.cast::<PyCapsule>()?, access, Some(place), devices);
         }
         if object.hasattr(own_method)? {
-            // MXNet waits for the work on the array first.
+            // Before it returns, MXNet waits for the work on the array.
             let capsule = object.call_method0(own_method)?;
             return Self::by_dlpack(object, capsule.cast::<PyCapsule>()?, access, None, devices);
         }
@@ -162,7 +162,7 @@ impl Foreign {
         ))
     }
 
-    /// The same of a value that a store is to hold, or of an output of one.
+    /// Borrows the memory of a value that a store is to hold, or of an output for such a value.
     pub(crate) fn of_value(
         key: &Key,
         object: &Bound<'_, PyAny>,
@@ -180,13 +180,14 @@ impl Foreign {
         ))
     }
 
-    /// Its element type.
+    /// The element type.
     pub(crate) fn element(&self) -> &'static ElementType {
         self.element
     }
 
-    /// A tensor over the memory, of what travels for its elements. Waits until no earlier call has it, or a
-    /// part of it, in a way that this access would get wrong; Ctrl-C ends that.
+    /// A tensor over the memory, with the element type by which its elements travel. First waits until no
+    /// earlier call uses the memory, or a part of it, in a way that conflicts with this access. Ctrl-C ends
+    /// the wait.
     pub(crate) fn into_tensor(self, py: Python<'_>) -> PyResult<Tensor> {
         let is_written = self.access == Access::Write;
         let tensor = self.over(py)?;
@@ -202,14 +203,14 @@ impl Foreign {
         match self.place {
             Place::Host => {
                 let start = NonNull::new(self.start).unwrap_or(NonNull::<u64>::dangling().cast());
-                // SAFETY: the owner keeps the memory; it is aligned, as was checked; that no other library
-                // writes it meanwhile is what the methods of `KVStore` ask of their callers, and tensors over
-                // the same addresses are locked as one.
+                // SAFETY: the owner keeps the memory alive, and its alignment was checked. The methods of
+                // `KVStore` require of their callers that no other library writes it meanwhile. Tensors over
+                // the same addresses have one lock.
                 let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(self.owner)) };
                 Ok(Tensor::from_buffer(self.element.dtype, &self.element.travelling(&self.shape), buffer))
             }
             Place::Device { devices, device, stream } => {
-                // SAFETY: as above; the capsule names the device, and the stream orders what is queued on it.
+                // SAFETY: as above. The capsule names the device, and the stream orders the work on it.
                 let loan = unsafe { Loan::new(self.start as u64, len_bytes) };
                 let shape = self.element.travelling(&self.shape);
                 let lent = devices.lent(device, (self.element.dtype, &shape), &loan, stream, Box::new(self.owner));
@@ -218,8 +219,8 @@ impl Foreign {
         }
     }
 
-    /// A tensor over a copy of the memory, which may be changed as soon as this returns, on a device in the
-    /// order of its owner's stream.
+    /// A tensor over a copy of the memory. The memory itself may be changed as soon as this returns; memory
+    /// on a device may be changed in the order of its owner's stream.
     pub(crate) fn copied(self, py: Python<'_>) -> PyResult<Tensor> {
         if let Place::Device { devices, .. } = &self.place {
             let devices = Arc::clone(devices);
@@ -235,7 +236,7 @@ impl Foreign {
             let copy = Buffer::try_copy_of(guard.bytes(), "the copy of a value")?;
             Ok(Tensor::from_buffer(guard.dtype(), guard.shape(), copy))
         };
-        // It is free, unless another thread has given it to a store in this moment.
+        // The memory is free, unless another thread has given it to a store in this moment.
         let copied = match tensor.read_within(Duration::ZERO) {
             Ok(None) => py.detach(|| tensor.read().and_then(copy)),
             free => free.and_then(|guard| copy(guard.expect("it was just there"))),
@@ -249,7 +250,7 @@ impl Foreign {
         start..start.saturating_add(self.len_bytes())
     }
 
-    /// Returns true if both are the same elements.
+    /// Returns true if both have the same elements in memory.
     pub(crate) fn is_same(&self, other: &Foreign) -> bool {
         self.len_bytes() > 0 && (self.start, self.element, &self.shape) == (other.start, other.element, &other.shape)
     }
@@ -263,7 +264,7 @@ impl Foreign {
         let mut view = Box::new(ffi::Py_buffer::new());
         let flags =
             ffi::PyBUF_FORMAT | ffi::PyBUF_STRIDES | if access == Access::Write { ffi::PyBUF_WRITABLE } else { 0 };
-        // SAFETY: the view is a valid place for the answer.
+        // SAFETY: the view is valid memory for the result.
         if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } != 0 {
             let cause = PyErr::fetch(py);
             let error = argument(
@@ -300,8 +301,8 @@ impl Foreign {
         Self::checked(py, Foreign { element, shape, start, owner, place: Place::Host, access }, Some(&strides))
     }
 
-    /// `place` is where the object says that its memory is; `None` if it leaves that to the capsule, as
-    /// MXNet's arrays do.
+    /// `place` is the place that the object gives for its memory. It is `None` if only the capsule gives the
+    /// place, as with MXNet's arrays.
     fn by_dlpack(
         object: &Bound<'_, PyAny>,
         capsule: &Bound<'_, PyCapsule>,
@@ -311,7 +312,8 @@ impl Foreign {
     ) -> PyResult<Self> {
         let py = capsule.py();
         let rename = |name: &'static CStr| -> PyResult<()> {
-            // SAFETY: the capsule is alive and the name is static; a used capsule leaves the deleting to us.
+            // SAFETY: the capsule is alive and the name is static. A capsule with the name of a used one does
+            // not call the deleter, so we call it.
             match unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), name.as_ptr()) } {
                 0 => Ok(()),
                 _ => Err(PyErr::fetch(py)),
@@ -319,7 +321,7 @@ impl Foreign {
         };
         let versioned = is_named(capsule, dlpack::VERSIONED_NAME);
         let name = if versioned { dlpack::VERSIONED_NAME } else { dlpack::NAME };
-        // SAFETY: the name is compared by the call; the pointer of such a capsule is what DLPack says.
+        // SAFETY: the call compares the name. DLPack defines the pointer of a capsule with this name.
         let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
         let Some(pointer) = NonNull::new(pointer) else { return Err(PyErr::fetch(py)) };
         let (owner, read_only): (Owner, bool) = if versioned {
@@ -355,14 +357,14 @@ impl Foreign {
             let (code, bits) = (tensor.dtype.code, tensor.dtype.bits);
             return Err(unknown_dtype(object, &format!("DLPack's type code {code} with {bits} bits")));
         };
-        // SAFETY: DLPack promises `ndim` numbers at each.
+        // SAFETY: DLPack promises `ndim` numbers at each of the two pointers.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
         let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
         Self::checked(py, Foreign { element, shape, start, owner, place, access }, strides.as_deref())
     }
 
     fn checked(py: Python<'_>, foreign: Foreign, strides: Option<&[i64]>) -> PyResult<Self> {
-        // A producer may say anything, negative lengths too; what follows multiplies them.
+        // A producer may give any numbers, also negative lengths, and the code below multiplies them.
         foreign
             .element
             .dtype
@@ -385,7 +387,7 @@ impl Foreign {
 }
 
 fn is_named(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> bool {
-    // SAFETY: asks a live capsule.
+    // SAFETY: the capsule is alive.
     unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1 as c_int }
 }
 
@@ -409,8 +411,8 @@ fn is_c_order(shape: &[usize], strides: &[i64]) -> bool {
     })
 }
 
-/// The error for a tensor of a type that is not in the table: by the name that its library has for it, or
-/// else `otherwise`.
+/// The error for a tensor whose element type is not in the table. It has the type's name in the tensor's
+/// library, or else `otherwise`.
 fn unknown_dtype(object: &Bound<'_, PyAny>, otherwise: &str) -> PyErr {
     let named = object.getattr("dtype").and_then(|dtype| Ok(dtype.str()?.to_string())).ok();
     let named = named.map(|name| name.strip_prefix("torch.").unwrap_or(&name).to_owned());

@@ -1,4 +1,4 @@
-//! Operations under way.
+//! Handles of operations under way.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use ringpull_device::Devices;
 use crate::errors::raise;
 use crate::numbers::seconds;
 
-/// The time between two checks of a wait for the user's interrupt.
+/// The time between two checks for the user's interrupt during a wait.
 pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
 
-/// Pushpulls that have been called: `wait` returns when their outputs hold the results.
+/// Pushpulls that have been called. `wait` returns when their outputs hold the results.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Handle {
     /// Every tensor of the operations, the outputs first. Kept until the end, so that memory is given back on
     /// the caller's thread. In a forked child nobody ends the operations, and their memory may be on a device
-    /// that it cannot use.
+    /// that the child cannot use.
     tensors: OfProcess<Mutex<Vec<Tensor>>>,
     outs: usize,
     /// The devices that the tensors may be on.
@@ -39,7 +39,7 @@ impl Handle {
         Handle { tensors: OfProcess::new(Mutex::new(outs)), outs: count, devices: OfProcess::new(devices) }
     }
 
-    /// An error in a forked child.
+    /// Raises an error in a forked child.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.tensors.process().check("this handle").map_err(|error| raise(py, &error))
     }
@@ -49,9 +49,8 @@ impl Handle {
     }
 }
 
-/// Takes outputs from the end, each once it holds its result, until there is none or one does not within
-/// `limit`. If the timeline is on, it records when this thread was blocked since `since_ns`, and for which
-/// output.
+/// Removes outputs from the end of `outs`, each when it holds its result. Returns when none is left, or after
+/// `limit`. If the timeline is on, it records the output for which this thread was blocked since `since_ns`.
 fn drop_done(outs: &mut Vec<Tensor>, limit: Duration, since_ns: &mut Option<u64>) -> ringpull_base::Result<()> {
     let end = Instant::now() + limit;
     while let Some(last) = outs.last() {
@@ -71,9 +70,9 @@ fn drop_done(outs: &mut Vec<Tensor>, limit: Duration, since_ns: &mut Option<u64>
 
 #[pymethods]
 impl Handle {
-    /// Returns True when every operation is done, False if one is not within `timeout` seconds; raises what
-    /// kept one from being done. On a device whose library's stream is known they are done in the order of
-    /// that stream.
+    /// Returns True when every operation is done, and False after `timeout` seconds. Raises the error of an
+    /// operation that failed. On a device whose library's stream is known, an operation counts as done when
+    /// it is done in the order of that stream.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, #[pyo3(from_py_with = seconds)] timeout: Option<Duration>) -> PyResult<bool> {
         self.check(py)?;
@@ -89,7 +88,7 @@ impl Handle {
             }
             if timeout.is_some_and(|limit| begun.elapsed() >= limit) {
                 if let Some(since_ns) = since_ns {
-                    // Who writes the output, and for which key, cannot be known yet.
+                    // The operation that writes the output, and its key, cannot be known yet.
                     timeline::record(Phase::Wait, || timeline::RESULTS, since_ns, 0);
                 }
                 return Ok(false);

@@ -1,4 +1,4 @@
-//! Python's output for an error that nobody catches (`ringpull/uncaught.py`), in the library's words.
+//! The library's texts for errors that nobody catches, which Python prints (`ringpull/uncaught.py`).
 
 use pyo3::prelude::*;
 
@@ -13,16 +13,16 @@ fn own_rank() -> Option<usize> {
     last_words::own_rank()
 }
 
-/// Returns the launcher of MPI's numbers for this process: its rank, the number of ranks, and both on this
-/// host.
+/// Returns the numbers that MPI's launcher gives this process: its rank and the number of ranks, in the job
+/// and on this host.
 #[pyfunction]
 fn launched() -> Option<(usize, usize, usize, usize)> {
     let ((_, size), rank) = (config::launcher_world_size()?, config::launcher_rank().unwrap_or(0));
     Some((rank, size, config::launcher_local_rank().unwrap_or(0), config::launcher_local_size().unwrap_or(1)))
 }
 
-/// The last words of this process about a native error, which comes as JSON: a line, a hint, and whether
-/// another rank met it.
+/// The last words of this process about a native error. `fields` is the error as JSON. Returns a line, a
+/// hint, and true if the error happened on another rank.
 #[pyfunction(name = "last_words")]
 fn words_of(py: Python<'_>, fields: &str) -> PyResult<(String, Option<String>, bool)> {
     let error: Error =
@@ -31,13 +31,13 @@ fn words_of(py: Python<'_>, fields: &str) -> PyResult<(String, Option<String>, b
     Ok((words.line, words.hint, words.is_heard))
 }
 
-/// Returns true if the log is to have everything: then tracebacks are whole.
+/// Returns true if the log records everything. Tracebacks are then printed whole.
 #[pyfunction]
 fn is_debugged() -> bool {
     last_words::is_debugged()
 }
 
-/// From now on messages call `key` by `name` too.
+/// Makes messages show `name` beside `key` from now on.
 #[pyfunction]
 fn name_key(key: &Bound<'_, PyAny>, name: &str) -> PyResult<()> {
     ringpull_base::name_key(key_of(key)?, name);

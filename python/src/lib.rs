@@ -1,7 +1,7 @@
-//! The native part of the Python package `ringpull`: stores, tensors over other people's memory, errors.
+//! The native part of the Python package `ringpull`: stores, tensors over memory of other libraries, errors.
 //!
-//! The calls of users are in `ringpull/*.py`; this crate knows one key at a time. A call that may wait lets
-//! go of the interpreter first, so that an updater, or another thread, can run Python meanwhile.
+//! The functions that users call are in `ringpull/*.py`. Most calls of this crate have one key. A call that
+//! may wait first releases the interpreter, so that an updater, or another thread, can run Python meanwhile.
 
 mod array;
 mod bench;
@@ -34,28 +34,28 @@ extern "C" fn ringpull_main() -> std::ffi::c_int {
     ringpull_cli::commands::run().into()
 }
 
-/// The elements of each key of a model that `ringpull bench` knows, each scaled.
+/// The numbers of elements of the keys of a model that `ringpull bench` knows, multiplied by `scale`.
 #[pyfunction]
 fn model_lens(py: Python<'_>, name: &str, scale: f64) -> PyResult<Vec<usize>> {
     let keys = ringpull_workload::models::load(name, scale).map_err(|error| errors::raise(py, &error))?;
     Ok(keys.iter().map(ringpull_workload::models::ModelKey::len).collect())
 }
 
-/// If this process speaks for several workers: the variable by which a launcher says so, and how many they
-/// are.
+/// Returns the variable by which a launcher shows that the job has several workers, and their number, if this
+/// process is the one that prints for all of them.
 #[pyfunction]
 fn first_of_several(py: Python<'_>) -> PyResult<Option<(&'static str, usize)>> {
     let job = ringpull_base::config::Dmlc::from_env().map_err(|error| errors::raise(py, &error))?;
     Ok(ringpull_base::config::first_of_several(job.as_ref()))
 }
 
-/// Nanoseconds of the timeline; None while none is recorded.
+/// The present time in the timeline, in nanoseconds. None while no timeline is recorded.
 #[pyfunction]
 fn timeline_ns() -> Option<u64> {
     timeline::is_on().then(timeline::now_ns)
 }
 
-/// Records the timeline of this rank for a file from now on; False if the process has another file.
+/// Starts to record the timeline of this rank for `file`. Returns False if the process has another file.
 #[pyfunction]
 fn start_timeline(file: &str, rank: usize, size: usize) -> bool {
     let is_this = timeline::resume(file);
@@ -69,7 +69,7 @@ fn stop_timeline(py: Python<'_>) {
     py.detach(timeline::stop);
 }
 
-/// Records that the program has been blocked in its framework since then, by `timeline_ns`.
+/// Records that the program has been blocked in its framework since `since_ns`, a time of `timeline_ns`.
 #[pyfunction]
 fn record_wait(since_ns: u64) {
     timeline::record(timeline::Phase::Wait, || timeline::RESULTS, since_ns, 0);
@@ -92,7 +92,7 @@ fn has_stores() -> bool {
     ringpull::internal::has_stores()
 }
 
-/// The fewest ranks that are to go on without lost ones.
+/// The least number of ranks with which a job goes on after a loss.
 #[pyfunction]
 fn min_workers(py: Python<'_>) -> PyResult<usize> {
     config::min_workers().map_err(|error| errors::raise(py, &error))
@@ -112,7 +112,7 @@ fn hash_of(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<u128> {
     Ok(py.detach(|| xxhash_rust::xxh3::xxh3_128(read.bytes())))
 }
 
-/// Collective; blocks.
+/// The shares of a batch with which all ranks would compute for the same time. Collective. Blocks.
 #[pyfunction]
 fn suggest_shares(py: Python<'_>) -> PyResult<Vec<f64>> {
     store::interruptible(py, ringpull::suggest_shares)
@@ -121,19 +121,19 @@ fn suggest_shares(py: Python<'_>) -> PyResult<Vec<f64>> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     if let Ok(filter) = config::log_filter().parse::<Targets>() {
-        // Somebody else's subscriber stays.
+        // If the process has a subscriber already, it stays.
         let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(config::log_is_colored());
         drop(tracing_subscriber::registry().with(lines).with(filter).try_init());
     }
     ringpull_base::notice::to_stderr();
     place::install();
     ringpull_mpi::run_in(module.py().import("sys")?.getattr("prefix")?.extract()?);
-    // It may be imported after MPI was initialised, and its calls come from other threads then.
+    // `mpi4py` may be imported after MPI was initialised, and then call MPI from other threads.
     let found = module.py().import("importlib.util")?.call_method1("find_spec", ("mpi4py",));
     if found.map_or(true, |found| !found.is_none()) {
         ringpull::internal::share_mpi();
-        // It takes the MPI that is loaded: that of the mpirun that started this process. create() reports an
-        // error.
+        // `mpi4py` uses the MPI that is loaded, so the MPI of the mpirun that started this process is loaded
+        // first. create() reports an error.
         if ringpull_mpi::is_rank() {
             drop(ringpull_mpi::load());
         }

@@ -1,5 +1,5 @@
-//! Numbers that come from programs. One that does not fit is an error of ours that says what fits, in place of
-//! Python's `OverflowError`; a test of the package calls everything with such numbers.
+//! Numbers that come from programs. A number that does not fit is an error of ours that names the allowed
+//! range, instead of Python's `OverflowError`. A test of the package calls every function with such numbers.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -22,26 +22,26 @@ pub(crate) fn number<'py, T: FromPyObjectOwned<'py> + NumberRange>(object: &Boun
     })
 }
 
-/// The same of an argument that may be None.
+/// A number of an argument that may be None.
 pub(crate) fn optional_number<'py, T: FromPyObjectOwned<'py> + NumberRange>(
     object: &Bound<'py, PyAny>,
 ) -> PyResult<Option<T>> {
     if object.is_none() { Ok(None) } else { number(object).map(Some) }
 }
 
-/// The same of each of a list.
+/// The numbers of a list.
 pub(crate) fn numbers<'py, T: FromPyObjectOwned<'py> + NumberRange>(object: &Bound<'py, PyAny>) -> PyResult<Vec<T>> {
     object.try_iter()?.map(|one| number(&one?)).collect()
 }
 
-/// The same of a list that may be None.
+/// The numbers of a list that may be None.
 pub(crate) fn optional_numbers<'py, T: FromPyObjectOwned<'py> + NumberRange>(
     object: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Vec<T>>> {
     if object.is_none() { Ok(None) } else { numbers(object).map(Some) }
 }
 
-/// A type with a range.
+/// A type of numbers with a range.
 pub(crate) trait NumberRange {
     const LEAST: Self::Words;
     const MOST: Self::Words;
@@ -60,7 +60,8 @@ macro_rules! bounded {
 
 bounded!(i32, u32, i64, u64, usize);
 
-/// Seconds for which a call waits, or None; too many are as long as anybody waits.
+/// The time for which a call waits, from a number of seconds or None. A number that is too large counts as
+/// the longest possible time.
 pub(crate) fn seconds(object: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
     if object.is_none() {
         return Ok(None);
@@ -87,12 +88,12 @@ pub(crate) fn factor(object: &Bound<'_, PyAny>) -> PyResult<f64> {
     })
 }
 
-/// A text, with another character for what has no encoding.
+/// A text. Characters that cannot be encoded are replaced.
 pub(crate) fn any_text(object: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(object.cast::<PyString>()?.to_string_lossy().into_owned())
 }
 
-/// A text without half characters.
+/// A text. Raises if it has half of a character.
 pub(crate) fn text(object: &Bound<'_, PyAny>) -> PyResult<String> {
     object.extract::<String>().map_err(|error| {
         let py = object.py();

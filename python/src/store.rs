@@ -1,4 +1,4 @@
-//! A store as `ringpull/kvstore.py` uses it: one key a call, but for `push_pull`.
+//! A store, for `ringpull/kvstore.py`. Each call except `push_pull` has one key.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,37 +26,39 @@ use crate::handle::Handle;
 use crate::interpreter;
 use crate::numbers::{any_text, number, numbers, text};
 
-/// A key-value store; `ringpull.KVStore` is what users see of it.
+/// A key-value store. Users see it as `ringpull.KVStore`.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Store {
     kind: &'static str,
     rank: usize,
     num_workers: usize,
-    /// In a forked child the lock may be held by a thread that is not there.
+    /// The process that made the store. In a forked child the lock below may be held by a thread that does
+    /// not exist there.
     process: Process,
     inner: RwLock<Option<Arc<KvStore>>>,
 }
 
 impl Drop for Store {
-    /// Of a store that nobody has closed. Its end waits for its threads, and these may need the interpreter,
-    /// which whoever drops the object holds: to give back the memory of a tensor, for example.
+    /// Ends a store that nobody has closed. The end waits for the store's threads. These may need the
+    /// interpreter, for example to give back the memory of a tensor, and the thread that drops the object
+    /// holds it.
     fn drop(&mut self) {
         let store = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        // If the interpreter has ended there is none to let go of.
+        // If the interpreter has ended, it need not be released.
         let _: Option<()> = Python::try_attach(|py| py.detach(move || drop(store)));
     }
 }
 
 impl Store {
-    /// The store, unless it was closed, or is the parent's of this forked child.
+    /// The store. Raises if it was closed, or if this is a forked child and the store is the parent's.
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Arc<KvStore>> {
         self.process.check("this store").map_err(|error| raise(py, &error))?;
         let inner = self.inner.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         inner.clone().ok_or_else(|| argument(py, "the store has been closed", "create another one"))
     }
 
-    /// Returns the `present` value of an open store, and in a forked child the parent store's value at its
-    /// start.
+    /// Returns the `present` value of an open store. In a forked child returns `first`, the value at the
+    /// start of the parent's store.
     fn known<T>(&self, py: Python<'_>, present: impl Fn(&KvStore) -> T, first: T) -> PyResult<T> {
         if self.process.is_here() { self.open(py).map(|store| present(&store)) } else { Ok(first) }
     }
@@ -66,8 +68,8 @@ impl Store {
         self.reporting(py, |store| detached(py, store, work))
     }
 
-    /// Runs `work` on the store, and reports to the other workers what it raises: most of what can be wrong
-    /// with Python's arguments is found before the store is called with them.
+    /// Runs `work` on the store. If `work` raises, reports the error to the other workers. The store itself
+    /// would not report most errors in Python's arguments, because they are found before the store is called.
     fn reporting<T>(&self, py: Python<'_>, work: impl FnOnce(&KvStore) -> PyResult<T>) -> PyResult<T> {
         let store = self.open(py)?;
         work(&store).inspect_err(|raised| {
@@ -78,15 +80,16 @@ impl Store {
     }
 }
 
-/// Runs `work` without holding the interpreter; what a handler of signals raises ends its waits.
+/// Runs `work` without holding the interpreter. If a signal's handler raises, this ends the waits in `work`.
 fn detached<T: Send>(py: Python<'_>, store: &KvStore, work: impl FnOnce(&KvStore) -> Result<T> + Send) -> PyResult<T> {
     interruptible(py, || work(store))
 }
 
-/// The same without a store.
+/// Runs `work`, which needs no store, without holding the interpreter. If a signal's handler raises, this
+/// ends the waits in `work`.
 pub(crate) fn interruptible<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    // A panic would be `PanicException`, which is no `Exception`: programs do not expect it, and cannot say
-    // why.
+    // A panic would become a `PanicException`, which is no `Exception`: programs do not expect it, and cannot
+    // explain it.
     let guarded = || {
         let found = catch_unwind(AssertUnwindSafe(|| waits::interruptible(is_interrupted, work)));
         found.unwrap_or_else(|panic| Err(Error::bug(format!("a call has failed: {}", words_of(&*panic)))))
@@ -177,11 +180,12 @@ fn pull_rows(store: &KvStore, key: &Key, ids: &[i64], out: &Tensor, priority: i3
     Ok(())
 }
 
-/// In a process that is a server, a scheduler or a helper: serves a store of `kind`, and exits, as importing
-/// MXNet does there. The program's output is written before that, and its functions of `atexit` run.
+/// Serves a store of `kind` if this process is a server, a scheduler or a helper, and then exits, as the
+/// import of MXNet does in such a process. Before it exits, it runs the program's `atexit` functions and
+/// writes the program's output.
 pub(crate) fn serve_if_it_is_one(py: Python<'_>, kind: &str) -> PyResult<()> {
     let Some(status) = py.detach(|| serve(kind)).map_err(|error| raise(py, &error))? else { return Ok(()) };
-    // Not `SystemExit`: a program may catch it, and in a thread it ends that thread only.
+    // `SystemExit` would not do: a program may catch it, and in a thread it ends only that thread.
     py.import("atexit")?.call_method0("_run_exitfuncs")?;
     let system = py.import("sys")?;
     for stream in ["stdout", "stderr"] {
@@ -205,7 +209,8 @@ impl Store {
         self.kind
     }
 
-    /// Known in a forked child too, such as one that loads this rank's part of the data.
+    /// This worker's rank. A forked child knows it too, such as a child that loads this rank's part of the
+    /// data.
     #[getter]
     fn rank(&self, py: Python<'_>) -> PyResult<usize> {
         self.known(py, KvStore::rank, self.rank)
@@ -222,11 +227,13 @@ impl Store {
         self.known(py, KvStore::generation, 0)
     }
 
-    /// `callback(generation, rank, num_workers, lost)` is called at the next call after a loss, on its
-    /// thread; what it raises is raised by that call.
+    /// Makes the next call after a loss call `callback(generation, rank, num_workers, lost)` on its thread.
+    /// If the callback raises, that call raises the same error.
     fn on_change(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         if !callback.bind(py).is_callable() {
-            return Err(PyTypeError::new_err("it is called as callback(generation, rank, num_workers, lost)"));
+            return Err(PyTypeError::new_err(
+                "the callback is called as callback(generation, rank, num_workers, lost)",
+            ));
         }
         let store = self.open(py)?;
         store.on_change(Box::new(move |change| {
@@ -244,7 +251,7 @@ impl Store {
         Ok(())
     }
 
-    /// This process's place among those of its host, as the launcher says; 0 where none says it.
+    /// This process's number among those of its host, from the launcher. 0 if no launcher gives it.
     #[getter]
     #[allow(clippy::unused_self)]
     fn local_rank(&self) -> usize {
@@ -266,7 +273,7 @@ impl Store {
         })
     }
 
-    /// Copies the values: they may be changed as soon as it returns.
+    /// Pushes copies of the values, so these may be changed as soon as the call returns.
     fn push(
         &self,
         py: Python<'_>,
@@ -278,8 +285,8 @@ impl Store {
             let (key, devices) = (key_of(key)?, store.devices());
             let tensors = values.iter().map(|value| {
                 let foreign = Foreign::of_value(&key, value, Access::Read, devices)?;
-                // In host memory several values are summed before the call returns, so only a single one has
-                // to be copied.
+                // In host memory several values are summed before the call returns, so only a single value
+                // has to be copied.
                 if values.len() == 1 || devices.is_some() { foreign.copied(py) } else { foreign.into_tensor(py) }
             });
             let tensors = tensors.collect::<PyResult<Vec<_>>>()?;
@@ -287,8 +294,9 @@ impl Store {
         })
     }
 
-    /// Values and outputs of the same keys in the same order; without outputs they are the values, without
-    /// values a key is left out. Every tensor is checked before the first key is pushed.
+    /// Does push and pull. `values` and `outs` have the same keys in the same order. Without outputs the
+    /// values are the outputs. A key without values is left out. Every tensor is checked before the first key
+    /// is pushed.
     fn push_pull(
         &self,
         py: Python<'_>,
@@ -313,7 +321,7 @@ impl Store {
         })
     }
 
-    /// Several keys with their outputs, each when the one before it is done.
+    /// Pulls several keys into their outputs, one after the other.
     fn pull(&self, py: Python<'_>, outs: Pairs<'_>, #[pyo3(from_py_with = number)] priority: i32) -> PyResult<()> {
         self.reporting(py, |store| {
             let devices = store.devices();
@@ -329,7 +337,7 @@ impl Store {
         })
     }
 
-    /// Pushes row-sparse gradients of a tensor of `shape`: each a pair of row ids and rows.
+    /// Pushes row-sparse gradients of a tensor of `shape`. Each gradient is a pair of row ids and rows.
     fn push_rows(
         &self,
         py: Python<'_>,
@@ -349,7 +357,7 @@ impl Store {
         })
     }
 
-    /// Row i of `out` becomes row `ids[i]` of the key's value.
+    /// Sets row i of `out` to row `ids[i]` of the key's value, for each i.
     fn pull_rows(
         &self,
         py: Python<'_>,
@@ -365,15 +373,15 @@ impl Store {
         })
     }
 
-    /// The error of other workers that wait for this one, if it ends now. Does nothing if the store was
-    /// closed.
+    /// Reports the reason to other workers: if this worker ends now, those that wait for it raise an error
+    /// with it. Does nothing if the store was closed.
     fn report_failure(&self, py: Python<'_>, #[pyo3(from_py_with = any_text)] why: String) {
         if let Ok(store) = self.open(py) {
             py.detach(|| store.report_failure(&why));
         }
     }
 
-    /// Sets an optimizer written as `sgd,lr=0.1,momentum=0.9`, with factors of keys.
+    /// Sets an optimizer, which is text such as `sgd,lr=0.1,momentum=0.9`, with factors of keys.
     #[pyo3(signature = (optimizer, sharded=false, lr_mult=None, wd_mult=None))]
     fn set_optimizer(
         &self,
@@ -390,8 +398,8 @@ impl Store {
         })
     }
 
-    /// `updater(key, received, stored)` is called with two `Array`s on a thread of the store, and changes the
-    /// second.
+    /// Makes a thread of the store call `updater(key, received, stored)` for each push. `received` and
+    /// `stored` are `Array`s, and the updater changes `stored`.
     fn set_updater(&self, py: Python<'_>, updater: Py<PyAny>) -> PyResult<()> {
         if !updater.bind(py).is_callable() {
             return Err(PyTypeError::new_err("an updater is called as updater(key, received, stored)"));
@@ -431,7 +439,8 @@ impl Store {
         self.with(py, KvStore::wait_all)
     }
 
-    /// Raises what `operation` on `key` would raise for a value of that shape and dtype, and does nothing.
+    /// Raises the error that `operation` on `key` would raise for a value of this shape and dtype. Does
+    /// nothing else.
     fn check(
         &self,
         py: Python<'_>,
@@ -456,13 +465,13 @@ impl Store {
         Ok(dict)
     }
 
-    /// Leaves the job. Later calls raise. Nothing in a forked child, whose parent stays in the job.
+    /// Leaves the job. Later calls raise. Does nothing in a forked child, whose parent stays in the job.
     fn close(&self, py: Python<'_>) {
         if !self.process.is_here() {
             return;
         }
         let store = self.inner.write().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        // A thread that is in a call keeps the store.
+        // A thread that is in a call of the store keeps the store alive.
         py.detach(move || {
             if let Some(store) = store {
                 store.leave();
@@ -471,9 +480,9 @@ impl Store {
     }
 }
 
-/// Prints the exception of an updater. `PyErr::print` would end the process if that is `SystemExit`.
+/// Prints the exception of an updater. `PyErr::print` would end the process if the exception is `SystemExit`.
 fn show(py: Python<'_>, cause: &PyErr) {
-    // Only so does the exception have its traceback.
+    // The exception has its traceback only after `into_value`.
     let raised = cause.clone_ref(py).into_value(py);
     let shown = py.import("ringpull.uncaught").and_then(|uncaught| uncaught.call_method1("show", (raised,)));
     if shown.is_err() {
@@ -481,13 +490,13 @@ fn show(py: Python<'_>, cause: &PyErr) {
     }
 }
 
-/// A message in one line, without a hint of ours.
+/// A message on one line, without our hint.
 fn first_words(text: &str) -> String {
     let cause = text.split_once("\n  hint: ").map_or(text, |(cause, _)| cause);
     cause.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The updater that calls `function` on `rank`; what it raises becomes an error on every rank.
+/// The updater that calls `function` on `rank`. If `function` raises, every rank gets an error.
 fn calling(function: Py<PyAny>, rank: usize) -> Updater {
     Box::new(move |key, received, stored| {
         let changed = interpreter::attached(|py| -> Result<Py<Array>> {
@@ -510,12 +519,12 @@ fn calling(function: Py<PyAny>, rank: usize) -> Updater {
         });
         let changed = changed.unwrap_or_else(|| {
             Err(Error::argument(
-                "a push still needed its updater when Python ended",
+                "a push still needed the updater when Python ended",
                 "wait for pushes before the program ends",
             ))
         })?;
         stored.write().copy_from(changed.get().bytes());
-        // Its reference is given back with the interpreter, or not at all.
+        // The reference to the array is given back while the interpreter is held, or not at all.
         let _: Option<()> = interpreter::attached(|py| changed.drop_ref(py));
         Ok(())
     })

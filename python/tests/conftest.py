@@ -1,5 +1,5 @@
-"""Prints at the end what was skipped, and how to have it. On CI a skip is a failure, unless `skipped_in_ci.txt`
-names it with its reason.
+"""Prints at the end the skipped tests, and how to install the packages that they need. On CI a skip is a failure, unless
+`skipped_in_ci.txt` names it with its reason.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 LISTED = HERE / "skipped_in_ci.txt"
 
-#: How to have the packages that tests are skipped without.
+#: The commands that install the packages without which tests are skipped.
 REMEDIES = {
     "torch": "scripts/setup --torch-cpu",
     "jax": "scripts/setup --jax",
@@ -29,13 +29,13 @@ COMPLAINTS = pytest.StashKey[list[str]]()
 
 
 def listed():
-    """The reasons of the file's tests: lines `tests/FILE.py::NAME: REASON`, and comments."""
+    """The tests of the list, each with its reason. The lines of the file are `tests/FILE.py::NAME: REASON`, or comments."""
     lines = [line for line in LISTED.read_text().splitlines() if line and not line.startswith("#")]
     return {name: reason for name, _, reason in (line.partition(": ") for line in lines)}
 
 
 def complaints(skipped, allowed, ran, collected):
-    """Complaints about the skips of a run on CI. `collected` is None unless the whole suite was collected."""
+    """The complaints about the skips of a run on CI. `collected` is None unless the whole suite was collected."""
     found = [f"{name} must not be skipped on CI: {why}" for name, why in skipped.items() if name not in allowed]
     found += [f"{LISTED.name} gives no reason for {name}" for name, reason in allowed.items() if not reason.strip()]
     gone = set() if collected is None else allowed.keys() - collected - skipped.keys()
@@ -44,7 +44,7 @@ def complaints(skipped, allowed, ran, collected):
 
 
 def remedies(skipped):
-    """A line for each reason of the skips, with their number. A file that was skipped counts as one."""
+    """A line for each reason, with its number of skips. A skipped file counts as one skip."""
     reasons = Counter()
     for why in skipped.values():
         missing = re.match(r"could not import '(\w+)'", why)
@@ -58,7 +58,7 @@ def pytest_configure(config):
 
 
 class Recorder:
-    """Notes what was skipped, and why: a test, or a file when it was imported."""
+    """Records each skip with its reason. A test may be skipped, or a file when it is imported."""
 
     def __init__(self, config):
         self.stash = config.stash
@@ -77,7 +77,7 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items):
-        # Before `-m` and `-k` have deselected any.
+        # This runs before `-m` and `-k` have deselected tests.
         self.stash[COLLECTED] = {item.nodeid for item in items}
 
 

@@ -1,9 +1,9 @@
-"""Compiles a pipeline that calls the component as published notebooks do, by the kfp that is installed.
+"""Compiles a pipeline that calls the component as published notebooks do, with the installed kfp.
 
     python kubeflow_pipeline.py KUBEFLOW.PY PIPELINE.YAML
 
-The first argument is the file of the module, so that an environment with kfp alone can run it. The pipeline's
-parameters go into a dictionary, data sets and the model from task to task, and the first arguments by position.
+The first argument is the file of the module, so that an environment that has only kfp can run it. The pipeline passes its
+parameters in a dictionary, data sets and the model from task to task, and the first arguments by position.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ implementation:
     - {outputPath: model_dir}
 """
 
-#: Before and after the training: their data are folders.
+#: The tasks before and after the training. Their data are folders.
 PREPARE = """
 name: Prepare
 outputs: [{name: train_dataset_dir}, {name: validation_dataset_dir}, {name: address, type: String}]
@@ -52,7 +52,7 @@ implementation: {container: {image: 'python:3.12', command: [evaluate, {inputPat
 
 
 def load(path):
-    """The module of this file, without its package."""
+    """Loads a file as a module, without its package."""
     spec = importlib.util.spec_from_file_location("kubeflow", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -82,11 +82,11 @@ def compile_pipeline(kubeflow, path):
             distribution_specification=distribution,
         )
         evaluate(model_dir=trained.outputs["model_dir"])
-        # Without data sets, with the path of one, and with what a task writes for a parameter.
+        # The first call has no data sets, the second has the path of one, and the third has a task's output as a parameter.
         kubeflow.train_comp(train_specification="train", pvc_name="data", distribution_specification={"distribution_type": "MPI"})
         kubeflow.train_comp("/train/data", prepared.outputs["address"], "train", {"data": "train_dataset_dir"})
         kubeflow.train_comp(train_dataset_dir=selector, train_specification="train")
-        # The file by itself, as a catalog loads it.
+        # The component's file is loaded by itself, as a catalog loads it.
         component = kfp.components.load_component_from_file(str(kubeflow.COMPONENT))
         data = {name: prepared.outputs[name] for name in kubeflow.DATA_SETS}
         component(*data.values(), "train") if IS_V1 else component(**data, train_specification="train")

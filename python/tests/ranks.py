@@ -22,22 +22,21 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 MPIRUN = os.environ.get("RINGPULL_MPIRUN", "mpirun")
 
-#: Four ranks, where two are tried by every run.
+#: Four ranks, only in long runs. Every run tries two ranks.
 FOUR = pytest.param(4, marks=pytest.mark.long)
 
-#: Seconds after which a job that hangs is killed.
+#: The seconds after which a job that hangs is killed.
 DEADLINE = 120
 
-#: Seconds after which an `mpirun` whose ranks have all ended is killed. That of Open MPI 4.1 with PMIx 4.2 waits for ever,
-#: once in hundreds of jobs that fail: two of its threads wait for each other in `PMIx_server_finalize`.
+#: The seconds after which an `mpirun` whose ranks have all ended is killed. The `mpirun` of Open MPI 4.1 with PMIx 4.2 hangs in one of
+#: several hundred jobs that fail: two of its threads wait for each other in `PMIx_server_finalize`.
 OUTLIVES = 30
 
-#: Whether the examples' images are where `scripts/setup` puts them, as root or not.
+#: True if the examples' images are in one of the two places where `scripts/setup` puts them, with or without root.
 HAS_IMAGES = any(Path(folder, "datasets/fashion-mnist").is_dir() for folder in ("/usr/share", ROOT / ".deps/usr/share"))
 
-#: Runs the command that follows the folder, with its output in files there: `1.out` and `1.err` for rank or
-#: worker 1, `server0.out`, `scheduler.out`. Open MPI and MPICH's Hydra set a process's rank, `ringpull
-#: launch` its role.
+#: A script whose arguments are a folder and a command. Runs the command, with its output in files of the folder: `1.out` and `1.err`
+#: for rank or worker 1, `server0.out`, `scheduler.out`. Open MPI and MPICH's Hydra set the process's rank, `ringpull launch` its role.
 REDIRECT = """
 case ${DMLC_ROLE:-} in
   '') name=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} ;;
@@ -62,15 +61,14 @@ class Printed:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has ended. `str` gives everything that was written, each line behind the name of its writer."""
+    """A job that has ended. `str` gives all its output, each line after the name of the process that wrote it."""
 
     status: int | None
-    #: What each rank wrote, by its number; in a job with servers, each worker. One that was not started has
-    #: written nothing.
+    #: The output of each rank, by its number; in a job with servers, of each worker. It is empty for a rank that was not started.
     ranks: list[Printed]
-    #: What the servers and the scheduler wrote: `server0`, `scheduler`.
+    #: The output of the servers and the scheduler, by their names: `server0`, `scheduler`.
     others: dict[str, Printed]
-    #: What the launcher wrote itself.
+    #: The output of the launcher itself.
     launcher: str
 
     def __str__(self):
@@ -83,14 +81,14 @@ class Job:
 
 
 def environment(**more):
-    """This process's environment with what a job needs: root may start MPI, and what is stuck is noticed soon."""
+    """This process's environment with variables for jobs: root may start MPI, and a job that is stuck is noticed soon."""
     names = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RINGPULL_TIMEOUT": "40"}
     quiet = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RINGPULL_QUIET": "1"}
     return os.environ | names | quiet | {name: str(value) for name, value in more.items()}
 
 
 def ended(command, deadline, more):
-    """A command's exit status and what it printed; after the deadline it is killed, and the status is None."""
+    """A command's exit status and its output. After the deadline the command is killed, and the status is None."""
     process = subprocess.Popen(
         [str(word) for word in command],
         stdout=subprocess.PIPE,
@@ -112,7 +110,7 @@ def ended(command, deadline, more):
             if was_left and is_left:
                 process.kill()
             was_left = is_left
-    # A launcher that gets SIGKILL leaves its ranks behind.
+    # A launcher that is killed by SIGKILL does not end its ranks.
     for number in signal.SIGTERM, signal.SIGKILL:
         os.killpg(process.pid, number)
         try:
@@ -123,13 +121,13 @@ def ended(command, deadline, more):
 
 
 def living_below(parent):
-    """The states of the processes that this one has started and that have not ended."""
+    """The states of the processes that `parent` has started and that have not ended."""
     listed = subprocess.run(["ps", "--ppid", str(parent), "-o", "stat="], capture_output=True, text=True, check=False).stdout
     return [state for state in listed.split() if not state.startswith("Z")]
 
 
 def run(command, deadline=DEADLINE, **more):
-    """The exit status of a command of one process and what it printed."""
+    """The exit status and the output of a command that is one process."""
     status, output = ended(command, deadline, more)
     if status is None:
         pytest.fail(f"{command} was not done after {deadline} s; it printed:\n{output}")
@@ -137,7 +135,7 @@ def run(command, deadline=DEADLINE, **more):
 
 
 def start(launcher, ranks, command, deadline=DEADLINE, **more):
-    """A job of so many ranks or workers that the launcher's words start, each to become `command`."""
+    """A job that the command `launcher` starts, with `ranks` ranks or workers. Each runs `command`."""
     with tempfile.TemporaryDirectory(prefix="ringpull-") as folder:
         status, output = ended([*launcher, "/bin/sh", "-c", REDIRECT, folder, *command], deadline, more)
         texts = {path.name: path.read_text(errors="replace") for path in Path(folder).iterdir()}
@@ -151,25 +149,25 @@ def start(launcher, ranks, command, deadline=DEADLINE, **more):
 
 
 def mpi(ranks, *command, **more):
-    """A job of `command` by this Python under mpirun."""
+    """A job under mpirun, whose ranks run `command` with this Python."""
     oversubscribe = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi() else []
     return start([MPIRUN, "-n", ranks, *oversubscribe], ranks, [sys.executable, *command], **more)
 
 
 @functools.cache
 def is_open_mpi():
-    # Its version 4 calls itself so under another name than `mpirun`.
+    # Open MPI 4 prints this name if it runs under another name than `mpirun`.
     version = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, check=False).stdout
     return "Open MPI" in version or "OpenRTE" in version
 
 
 def job(ranks, name, *arguments, **more):
-    """A job of `jobs/` under mpirun that must end well on every rank."""
+    """A job of a program of `jobs/` under mpirun. Every rank must end with success."""
     return well(mpi(ranks, HERE / "jobs" / f"{name}.py", *arguments, **more))
 
 
 def ringpull_binary():
-    """The command `ringpull`, or the test is skipped."""
+    """The command `ringpull`. Skips the test if there is none."""
     for found in (os.environ.get("RINGPULL_BINARY"), ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug/ringpull", shutil.which("ringpull")):
         if found and Path(found).exists():
             return str(found)
@@ -177,13 +175,13 @@ def ringpull_binary():
 
 
 def launch(workers, servers, *command, **more):
-    """A job of `command` by this Python with servers."""
+    """A job with servers, whose workers run `command` with this Python."""
     words = [ringpull_binary(), "launch", "-n", workers, "-s", servers, "--launcher", "local", "--"]
     return start(words, workers, [sys.executable, *command], **more)
 
 
 def launched(workers, servers, *command, **more):
-    """A job by `launch` that must end well."""
+    """A job by `launch` that must end with success."""
     return well(launch(workers, servers, *command, **more))
 
 
@@ -193,6 +191,6 @@ def well(done):
 
 
 def all_done(done):
-    """Every rank has come to the end of `jobs/values.py` or of `jobs/mxnet_values.py`."""
+    """Checks that every rank has reached the end of `jobs/values.py` or of `jobs/mxnet_values.py`."""
     for rank, printed in enumerate(done.ranks):
         assert printed.out.endswith(f"rank {rank} of {len(done.ranks)} is done\n"), f"{done}"

@@ -1,7 +1,8 @@
-"""The book's pages of Python: every block of code runs, and the reference is what the sources say.
+"""Tests the book's pages of Python: every block of code runs, and the reference agrees with the sources.
 
-The first line of a block may say how it is run, as in `# mpirun -n 2 --oversubscribe python train.py` or
-`# ringpull launch -n 2 -s 1 -- python train.py`; without it runs in one process. If a block of text follows, it is what the processes print, in some order.
+The first line of a block may have the command that runs it, as in `# mpirun -n 2 --oversubscribe python train.py` or
+`# ringpull launch -n 2 -s 1 -- python train.py`. Without such a line the block runs in one process. A block of text that follows is the
+expected output of the processes, in any order.
 """
 
 import ast
@@ -16,7 +17,7 @@ from ranks import ROOT, mpi, ringpull_binary, run, start
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-#: A block of Python, and what it prints if that follows at once.
+#: A block of Python, and the block of its output if that follows at once.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 
 BLOCKS = [
@@ -120,7 +121,7 @@ OF_HOROVOD_TORCH = (
     *("__init__", "reductions", "scattering", "travelling", "mpi_ops"),
     *("functions", "optimizer", "compression", "sync_batch_norm"),
 )
-#: The modules of the reference with their files, in its order.
+#: The modules of the reference with their files, in the order of the page.
 MODULES = {
     "ringpull": ["kvstore.py", "worker.py", "collectives.py", "shares.py", "stopping.py", "optimizers.py", "errors.py"],
     "ringpull.elastic": ["elastic/state.py", "elastic/sampling.py"],
@@ -135,12 +136,12 @@ MODULES = {
     "ringpull.horovod.keras.elastic": ["horovod/keras/elastic.py"],
 }
 
-#: What the package's modules export to each other, and not to its users.
+#: The names that the package's modules export to each other, and not to users.
 INSIDE = {"as_horovod_error", "leave_at_exit", "reduced", "warn_of_separate_models", "Gradients", "Member", "Reduction", "as_real", "combine", "names_of", "parameters_of"}
 
 
 def prose(node):
-    """A docstring as Markdown: code in one backtick, names without roles, and what is indented as text."""
+    """A docstring as Markdown: code in single backticks, names without roles, and indented lines as text."""
     text = ast.get_docstring(node) or ""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
     return re.sub(r"^((?: {4}.*\n?|\n(?= {4}))+)", lambda code: f"\n```text\n{textwrap.dedent(code[1]).strip()}\n```\n", text, flags=re.MULTILINE)
@@ -178,7 +179,7 @@ def class_page(node):
     lines += ["", prose(node)] if prose(node) else []
     lines += ["", *fields(node)] if fields(node) else []
     for made in node.body:
-        # What a user makes: not what a function returns, from something of the native part.
+        # Only a class that a user can make has arguments here. A class whose objects are returned by functions is made from a native object.
         if isinstance(made, ast.FunctionDef) and made.name in ("__init__", "__new__") and "_native" not in ast.unparse(made):
             lines += ["", f"Made by `{signature(made, node.name).partition(' -> ')[0]}`."]
     for function in functions(node.body):
@@ -189,7 +190,7 @@ def class_page(node):
 
 
 def exported(tree):
-    """The names of `__all__`; all public ones if a file has none."""
+    """The names of `__all__`. All public names if a file has no `__all__`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value)) - INSIDE
@@ -202,8 +203,8 @@ def reference():
         "",
         "<!-- Made by `RENEW=1 pytest python/tests/test_book.py -k reference`. -->",
         "",
-        "Every public class and function, from the sources' own words. [NumPy, JAX, any array](../how-to/python.md) shows",
-        "how they are used together.",
+        "Every public class and function, with the documentation of the sources. [NumPy, JAX, any array](../how-to/python.md)",
+        "shows their use together.",
     ]
     for module, names in MODULES.items():
         lines += ["", f"## {module}"]

@@ -17,13 +17,13 @@ def test_collectives_of_torch_tensors():
     all_done(job(2, "collectives", "torch"))
 
 
-#: What each of three ranks does, who of them waits in vain, and the exception and the words that they get.
+#: The code of each of three ranks, the ranks that wait in vain, and the exception and the words that these get.
 FAULTS = {
     "late": ("time.sleep(60) if comm.rank == 0 else comm.allreduce(ones, name='late').wait()", [1, 2], "StalledError", "rank(s) [0] have not called it"),
     "late in a set": ("half.allreduce(ones).wait() if comm.rank == 0 else busy(60)", [0], "StalledError", "collective of ranks [0, 1]"),
     "gone": ("os._exit(3) if comm.rank == 0 else comm.allgather(ones).wait()", [1, 2], "PeerLostError", "rank 0"),
     "gone from a set": (
-        # A second, so that rank 1 waits when rank 0 goes.
+        # Rank 0 sleeps for a second, so that rank 1 waits already when rank 0 ends.
         "(busy(1), os._exit(3)) if comm.rank == 0 else half.allgather(ones).wait() if comm.rank == 1 else busy(60)",
         [1],
         "PeerLostError",

@@ -1,4 +1,4 @@
-"""Tensors on devices by DLPack: hand-made capsules over simulated devices, whose memory is the host's."""
+"""Tensors on devices by DLPack: hand-made capsules for simulated devices. Their memory is host memory."""
 
 import ctypes
 import mmap
@@ -10,7 +10,7 @@ from ranks import job
 import ringpull
 from ringpull import streams
 
-#: DLPack's codes of devices: a GPU, and what is reserved for tests.
+#: DLPack's codes of devices: a GPU, and the code that is reserved for tests.
 CUDA, EXTENSION = 2, 12
 
 
@@ -35,7 +35,7 @@ CAPSULE_NEW = ctypes.pythonapi.PyCapsule_New
 CAPSULE_NEW.restype = ctypes.py_object
 CAPSULE_NEW.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
-#: What capsules point to, until their deleters are called.
+#: The structures to which capsules point, until their deleters are called.
 alive: dict[int, object] = {}
 
 
@@ -45,7 +45,7 @@ def delete(address):
 
 
 class OnDevice:
-    """A tensor of float32 in the memory of a NumPy array, which it says is a device's."""
+    """A tensor of float32 in the memory of a NumPy array. It declares this memory to be on a device."""
 
     def __init__(self, array, number=0, code=EXTENSION, truly=None, strides=None):
         self.array, self.said, self.truly, self.strides = array, (code, number), truly or (code, number), strides
@@ -76,7 +76,7 @@ class OnDevice:
 
 
 class RefusingBuffer(OnDevice, mmap.mmap):
-    """As CuPy's and JAX's arrays: it has the buffer protocol, too, which refuses what is on a device."""
+    """A tensor like CuPy's and JAX's arrays: it also has the buffer protocol, which refuses memory on a device."""
 
     def __new__(cls, *args, **more):
         return mmap.mmap.__new__(cls, -1, 1)
@@ -172,7 +172,7 @@ def test_a_stream_that_is_known_is_the_callers_own(store, monkeypatch):
     monkeypatch.setitem(streams._CURRENT, __name__.partition(".")[0], current)
     value, host = full(4), np.empty(5, np.float32)
     store.pushpull("w", value)
-    # What comes back is ordered on the stream; the host sees it when it has waited for the devices.
+    # The result comes back in the order of the stream, so the host sees it only after it has waited for the devices.
     store.pull("w", host)
     assert value.streams == [known] and asked == [value]
     assert value.array.tolist() == host.tolist() == [4] * 5

@@ -1,4 +1,4 @@
-"""Elastic jobs: states, snapshots and samplers; and a job that loses a rank and gets it back."""
+"""Tests elastic jobs: states, snapshots and samplers, and a job that loses a rank and gets it back."""
 
 import os
 import re
@@ -43,13 +43,13 @@ def test_the_newest_two_snapshots_stay_and_a_half_one_does_not_count(tmp_path):
     assert snapshots.keys() == [(1, 4), (1, 3)]
     assert unpacked(snapshots.read((1, 4))) == list(range(6))
     assert stat.S_IMODE(snapshots.folder.stat().st_mode) == 0o700
-    # A rank that is killed while it writes leaves a file of another name; one that a bad memory changes is not read.
+    # A rank that is killed while it writes leaves a file with another name. A file that faulty memory has changed is not read.
     (snapshots.folder / "part-1").write_bytes(b"half" * 1000)
     assert snapshots.keys() == [(1, 4), (1, 3)]
     path = snapshots.folder / "snapshot-1-4"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert snapshots.read((1, 4)) is None and snapshots.read((1, 3)) is not None
-    # The numbers of another generation are later ones, whatever they are.
+    # Every snapshot of a later generation is later, whatever its number is.
     later = Snapshots(tmp_path / "job", 2)
     later.prepare()
     later.write((2, 1), packed("later"))
@@ -241,9 +241,9 @@ def test_an_elastic_sampler_divides_what_is_left(monkeypatch):
     assert all(sampler.state_dict() == state for sampler in three) and three[0].processed_num == 12
     two = samplers(2, state)
     left = sum((list(sampler) for sampler in two), [])
-    assert sorted(taken + left) == list(range(20)), "every sample once, where they divide"
+    assert sorted(taken + left) == list(range(20)), "every sample once, if they can be divided equally"
     assert len(two[0]) == len(two[1]) == 4
-    # 20 samples for 3 ranks: each has 7, so one comes twice.
+    # 20 samples are divided over 3 ranks. Each rank has 7, so one sample is repeated.
     everything = sum((list(sampler) for sampler in three), [])
     assert set(everything) == set(range(20)) and len(everything) == 21
     two[0].set_epoch(1)
@@ -263,7 +263,7 @@ def test_a_state_goes_back_to_what_all_ranks_agreed_on_before_the_first_commit()
     sampler.record_batch(0, 2)
     assert len(sampler) == 8, "the loop of this epoch goes on as it is"
     state.sync()
-    assert len(sampler) == 6, "what is left is divided anew"
+    assert len(sampler) == 6, "the remaining samples are divided anew"
     for _ in range(2):
         state.step += 1
         weights += 1
@@ -277,7 +277,7 @@ def test_a_state_goes_back_to_what_all_ranks_agreed_on_before_the_first_commit()
     assert state.step == 7
 
 
-#: As Horovod's documentation has it, in a few lines.
+#: A short form of the example in Horovod's documentation.
 OF_HOROVOD = """
 import horovod.torch as hvd
 import torch
@@ -323,7 +323,7 @@ def test_ranks_agree_on_the_newest_commit_that_a_host_has_whole(tmp_path):
     done = job(3, "resumed", RINGPULL_SNAPSHOTS=tmp_path / "snapshots", RINGPULL_GENERATION=2)
     for rank, printed in enumerate(done.ranks):
         assert printed.out == f"rank {rank} has the value of (1, 4)\n", f"{done}"
-    # The first host has it too now, and what it had.
+    # The first host now has this snapshot too, and still has its own.
     assert sorted(path.name for path in (tmp_path / "snapshots/h0").iterdir()) == ["snapshot-1-3", "snapshot-1-4"]
 
 
@@ -332,7 +332,7 @@ def said(folder, generation, rank):
 
 
 def test_a_job_goes_on_with_a_rank_less_and_then_with_it_again(tmp_path):
-    """3 ranks, of which one is killed at step 7; 2, until another is offered; 3. The last commit before the loss is of step 6."""
+    """The job has 3 ranks until one is killed at step 7, then 2 until a host is offered, then 3. The last commit before the loss is of step 6."""
     epochs, length, batch = 2, 100, 6
     (tmp_path / "hosts").write_text("localhost:3\n")
     script = tmp_path / "discover"
@@ -371,7 +371,7 @@ def test_servers_keep_the_values_while_a_worker_is_lost_and_another_comes(tmp_pa
 
 
 def open_mpi_5():
-    """The environment in which commands use an MPI with fault tolerance."""
+    """An environment in which commands use an MPI with fault tolerance."""
     folder = ROOT / ".deps/openmpi5"
     if not (folder / "bin/mpirun").is_file():
         pytest.skip("no Open MPI with fault tolerance; scripts/setup --openmpi5 fetches it")
@@ -379,7 +379,7 @@ def open_mpi_5():
 
 
 def in_place(tmp_path, way, least=2, options=(), pause=0):
-    """A job of 4 ranks that go on in their processes; its exit code and what it printed. No snapshot is left."""
+    """Runs a job of 4 ranks that go on in their processes. Returns its exit code and its output. Checks that no snapshot is left."""
     memory = tmp_path / "memory"
     memory.mkdir()
     words = ["--elastic", "--in-place", "--min-workers", least, "-n", 4, "--snapshots", memory, *options]
@@ -400,21 +400,21 @@ def test_the_processes_that_are_left_go_on_from_the_commit(tmp_path, way):
 
 @pytest.mark.parametrize("way", ["kill", "store"])
 def test_a_job_that_cannot_go_on_in_place_starts_again(tmp_path, way):
-    """With too few ranks, or with a store, whose values no commit has."""
+    """A job with too few ranks, or with a store: no commit has the store's values."""
     status, output = in_place(tmp_path, way, least=4 if way == "kill" else 2)
     assert status == 0, output
     for rank in range(4):
         assert f"[rank {rank}] start 1: rank {rank} is {rank} of 4, at step 26, reset at [5]\n" in output, output
-    assert ("3 ranks of this job are left, and it is to go on with 4 at least" in output) == (way == "kill"), output
+    assert ("3 ranks of this job survive, but it needs at least 4" in output) == (way == "kill"), output
 
 
 @pytest.mark.parametrize("end", ["import missing", "os.kill(os.getpid(), 9)", "os._exit(0)"])
 def test_a_rank_that_ends_before_all_have_started_is_not_waited_for(tmp_path, end):
-    """MPI waits for it in the others, and `mpirun --with-ft ulfm` does not end them."""
+    """MPI waits for this rank in the other ranks, and `mpirun --with-ft ulfm` does not end them."""
     early = f"import os\nif (os.environ['RINGPULL_GENERATION'], os.environ['OMPI_COMM_WORLD_RANK']) == ('0', '1'): {end}\n"
     script = early + "import ringpull\nfrom ringpull.elastic import State, run\nringpull.communicator()\nrun(lambda state: print('done in', ringpull.elastic.generation()))(State(step=0))"
     words = ["--elastic", "--in-place", "--min-workers", 1, "-n", 3, "--snapshots", tmp_path]
-    # One that has ended well leaves the others some time: they may do without MPI.
+    # If the rank has ended with success, the other ranks are not ended at once: they may not need MPI.
     variables = open_mpi_5() | ({"RINGPULL_SILENCE": "3"} if "exit" in end else {})
     status, output = ended([ringpull_binary(), "launch", *words, "--", sys.executable, "-c", script], 60, variables)
     assert status == 0 and output.count("] done in 1\n") == 3, output
@@ -442,14 +442,14 @@ def test_a_host_gets_another_rank_in_the_place_of_a_lost_one_after_a_while(tmp_p
 @pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
 @pytest.mark.parametrize("options", [["--in-place"], []])
 def test_the_elastic_example_of_horovod_goes_on_without_a_lost_rank(options):
-    """In its processes, with its optimizer, or in new ones."""
+    """The job goes on in its processes, with its optimizer, or in new processes."""
     pytest.importorskip("torch")
     words = ["--elastic", *options, "--min-workers", 2, "-n", 3, "--cooldown", 60, 60]
     script = [HERE / "jobs/in_place_horovod.py", ROOT / "examples/horovod/torch_elastic.py", "--limit-train", 960, "--limit-test", 200, "--commit", 5]
     status, output = ended([ringpull_binary(), "launch", *words, "--", sys.executable, *script], 240, open_mpi_5() if options else {})
     assert status == 0, output
     left = 2 if options else 3
-    # Of 20 batches of 3 ranks the commit after 5 has left 720 images.
+    # After 5 of the 20 batches of 3 ranks, the commit leaves 720 images.
     assert re.findall(r"(\d) ranks at epoch (\d) batch (\d+)", output) == [("3", "0", "0"), (str(left), "0", "5")], output
     ends = re.findall(r"rank (\d) of (\d) weights (\w+)", output)
     assert sorted(end[:2] for end in ends) == [(str(rank), str(left)) for rank in range(left)] and len({end[2] for end in ends}) == 1, output
@@ -457,7 +457,7 @@ def test_the_elastic_example_of_horovod_goes_on_without_a_lost_rank(options):
 
 
 def lose_rank_0(word):
-    """A job of three ranks on an MPI with fault tolerance, which loses the first."""
+    """A job of three ranks, on an MPI with fault tolerance, that loses rank 0."""
     found = open_mpi_5()
     names = {name: "1" for name in ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "RINGPULL_ELASTIC")}
     launcher = [found.pop("RINGPULL_MPIRUN"), "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", 3]
@@ -473,6 +473,6 @@ def test_a_program_is_told_who_was_lost_and_goes_on():
 def test_a_program_may_stop_when_it_is_told():
     done = lose_rank_0("stop")
     for rank in (1, 2):
-        # The sum that was under way when the rank was lost may come before.
+        # The result of the sum that was under way when the rank was lost may be printed before.
         told = f"stopped 1 {rank - 1} 2 [(1, {rank - 1}, 2, [0])]"
         assert done.ranks[rank].out in (f"{told} [7.0]\n", f"{told} [6.0, 7.0]\n"), f"{done}"

@@ -1,4 +1,4 @@
-"""Tensors on GPUs that compute without one: the driver of tests/fake-cuda, which `cargo test` builds."""
+"""Tests tensors on GPUs without a GPU, by the driver of tests/fake-cuda, which `cargo test` builds."""
 
 import os
 import subprocess
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-#: What cargo has built; an absolute folder takes the place of the root.
+#: The folder of cargo's programs. `CARGO_TARGET_DIR` may be absolute.
 DEBUG = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug"
 LIBRARY = DEBUG / "deps/libringpull_fake_cuda.so"
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """The environment of a process that finds two GPUs."""
+    """An environment in which a process finds two GPUs."""
     if not LIBRARY.exists():
         pytest.skip("the driver without a GPU is not built: cargo test -p ringpull-fake-cuda")
     compilers = list(ROOT.glob(".deps/nvrtc/nvidia/*/lib"))

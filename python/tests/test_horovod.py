@@ -22,7 +22,7 @@ def test_what_horovod_promises_is_kept(framework, ranks):
 @pytest.mark.parametrize("ranks", [2, FOUR])
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long), pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_what_horovod_promises_is_kept_for_keras(backend, ranks):
-    # Imported here it would take the backend of this process.
+    # Keras is not imported here, because it would choose its backend for this whole process.
     if importlib.util.find_spec("keras") is None:
         pytest.skip("could not import 'keras'")
     if not hasattr(pytest.importorskip(backend), "compiler") and backend == "torch":
@@ -98,7 +98,7 @@ def test_a_fault_is_horovods_error_with_our_content(fate, kinds):
     assert found and found[1] in kinds, f"{done}"
 
 
-#: The faults of rank 0 of three, who gets an error, which one, and what it says.
+#: The faults of rank 0 of three, each with the ranks that get an error, its class and its text.
 FAULTS = {
     "mismatch": ([0, 1, 2], "DisagreementError", r"rank 0 has .*shape \[.*\d"),
     "missing": ([1, 2], "(StalledError|DeadlockError)", r"\[0\] (have|has) not called"),
@@ -128,7 +128,7 @@ def test_what_horovod_has_and_we_have_not_is_said(tmp_path):
     assert done.status != 0 and "ringpull.horovod has no horovod.spark" in done.ranks[0].err, f"{done}"
 
 
-#: A package and the modules of Horovod's that need it, and some of the names that are not there.
+#: For each package, the modules of Horovod that need it, and some names of Horovod that are missing here.
 MISSING = {
     ("torch", "torch"): {"horovod.torch.elastic.state.StateHandler", "horovod.torch.mpi_ops.mpi_lib"},
     ("mxnet", "mxnet"): {"horovod.mxnet.compression.Compressor"},
@@ -145,7 +145,7 @@ def test_every_name_of_horovods_is_there_or_an_error_says_what_to_do(needed, mod
     status, output = run([sys.executable, "-m", "ringpull.horovod", HERE / "jobs/horovod_names.py", modules], KERAS_BACKEND="jax")
     missing = set(output.split())
     assert status == 0 and missing >= MISSING[needed, modules], output
-    # Those that scripts touch.
+    # These are names that scripts use.
     assert not missing & {f"horovod.{name}" for name in ("run", "runner", "common.util.gpu_available", "torch.mpi_ops.rank", "torch.mpi_ops.Average", "torch.functions.rank")}
     assert not missing & {f"horovod.tensorflow.keras{name}" for name in ("", ".elastic.KerasState", ".callbacks.MetricAverageCallback", ".rank", ".load_model")}
 

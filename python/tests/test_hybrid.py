@@ -1,4 +1,4 @@
-"""`dist_hybrid` from Python: what its two halves keep, and what an error of one of them does."""
+"""Tests `dist_hybrid` from Python: the keys that ranks and servers keep, and errors of each of the two parts."""
 
 import sys
 
@@ -25,5 +25,5 @@ def test_an_error_of_one_half_is_one_error_on_every_rank(fault, words):
     done = hybrid(3, 2, fault)
     assert done.status not in (0, None), f"{done}"
     for rank, printed in enumerate(done.ranks):
-        # By the call that waits, or by `init` if it comes so soon.
+        # The call that waits raises it, or already `init` if the error comes early.
         assert f"rank {rank}" in printed.text and words in printed.text, f"{done}"

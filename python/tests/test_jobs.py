@@ -1,4 +1,4 @@
-"""The plain API in jobs of several ranks, and what goes wrong in them."""
+"""Tests the plain API in jobs of several ranks, and faults in such jobs."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def test_mpi_may_have_been_initialised_by_somebody_else():
 
 
 def test_mpi4py_may_be_imported_after_the_store_and_used_beside_it():
-    """By messages, as between hosts: in shared memory the store hardly calls MPI."""
+    """The job sends messages, as between hosts, because in shared memory the store hardly calls MPI."""
     pytest.importorskip("mpi4py")
     done = well(mpi(2, HERE / "jobs/mpi4py_after.py", RINGPULL_SHARED_MEMORY="0"))
     assert [rank.out for rank in done.ranks] == ["rank 0 is done\n", "rank 1 is done\n"], f"{done}"
@@ -31,7 +31,7 @@ def test_a_program_ends_while_a_thread_of_its_store_needs_python():
 
 def test_a_thread_that_keeps_python_does_not_keep_a_program_from_its_end():
     done = mpi(2, HERE / "jobs/ending.py", 60, RINGPULL_TIMEOUT="2", deadline=20)
-    # The rank that gives up first ends the job, and with it perhaps the other one.
+    # The rank that gives up first ends the job, and this may end the other rank too.
     assert done.status == 1 and any("has run in Python for more than 2s" in rank.err for rank in done.ranks), f"{done}"
 
 
@@ -59,8 +59,7 @@ def test_pushes_ahead_of_a_slow_worker_take_little_memory_and_wait_for_nobody_fo
     all_done(job(2, "backlog", kind, case) if is_mpi else launched(2, 1, HERE / "jobs/backlog.py", kind, case))
 
 
-#: Rows of MXNet's table of bad input that are wrong by themselves: `jobs/faults.py` lists the calls with
-#: their exceptions.
+#: Cases of bad input that are wrong on each rank alone. `jobs/faults.py` lists the calls with their exceptions.
 ALONE = ["arguments", "numbers"]
 
 
@@ -78,13 +77,13 @@ def test_a_wrong_call_with_servers_is_the_same_exception_on_every_worker(workers
 
 
 def tried_all(done):
-    """Every rank has had the exception that was to come, from each of the calls."""
+    """Checks that every rank got the expected exception from each of the calls."""
     for rank, printed in enumerate(done.ranks):
         assert f"rank {rank} has tried all\n" in printed.out and not re.search(r"got .* from ", printed.out), f"{done}"
 
 
-#: The rows in which a rank does something else than the others, as cases of `jobs/faults.py`: the exception
-#: that every rank gets, and that of the last rank where it is another one.
+#: Cases of `jobs/faults.py` in which one rank does something different: the exception that every rank gets, and the exception of the last
+#: rank if that differs.
 FAULTS = [
     ("other_size_initialised", "DisagreementError", None),
     ("other_size_pushed_by_one", "StalledError", "ShapeMismatchError"),
@@ -97,15 +96,14 @@ FAULTS = [
 
 
 def outcomes(done):
-    """The result that each rank printed, after a check that it came within the deadline; None of a rank that
-    printed nothing."""
+    """The result that each rank printed; None for a rank that printed nothing. Checks that the results came within the deadline."""
     found = [re.search(rf"^rank {rank} got (\w+).* after ([\d.]+) s$", printed.out, re.MULTILINE) for rank, printed in enumerate(done.ranks)]
     assert all(float(got[2]) < 2 + 5 for got in found if got), f"{done}"
     return [got and got[1] for got in found]
 
 
 def judge(done, case, expected, of_last):
-    """Holds what every rank got against what it was to get."""
+    """Compares the result of every rank with the expected one."""
     want = [expected] * len(done.ranks)
     if of_last:
         want[-1] = of_last
@@ -143,7 +141,7 @@ def test_an_updater_that_raises_or_calls_a_store_is_one_exception_on_every_rank(
     assert all("the updater of key \"a\" on rank " in printed.out for printed in done.ranks), f"{done}"
 
 
-#: How the last rank ends while the others wait for it, and what the others' error must say.
+#: The ways in which the last rank ends while the others wait for it, each with the text that the others' error must have.
 ENDS = [
     ("ends_by_argument", "this error: key \"a\": a store holds no values of uint16"),
     ("ends_by_exception", "this error: ZeroDivisionError: the batch is empty\n"),
@@ -211,7 +209,7 @@ def test_ranks_that_are_not_equally_fast_end_together_with_the_shares_that_are_s
     done = mpi(4, ROOT / "examples/numpy/unequal.py", "--row", 0.0005, "--steps", 4)
     found = re.findall(r"^(equal|suggested) shares ([\d.:]+): a step takes ([\d.]+) ms", done.ranks[0].out, re.MULTILINE)
     assert done.status == 0 and [phase for phase, _, _ in found] == ["equal", "suggested"], f"{done}"
-    # 3:3:3:1 where nothing else runs on the machine.
+    # The shares are 3:3:3:1 if nothing else runs on the machine.
     shares = [float(share) for share in found[1][1].split(":")]
     assert all(1.0 < share < 1.4 for share in shares[:3]) and 0.3 < shares[3] < 0.7, f"{done}"
 

@@ -1,4 +1,4 @@
-"""The step of a Kubeflow pipeline: kfp compiles it, and its container creates the job and follows it."""
+"""Tests the step of a Kubeflow pipeline: kfp compiles it, and its container creates the job and follows it."""
 
 import http.server
 import json
@@ -23,7 +23,7 @@ implementation:
 """
 
 
-#: The words that kfp gives a function's container, and what a function's text becomes there.
+#: The command that kfp gives a function's container, and the program that kfp makes of the function.
 SCRIPT = 'program_path=$(mktemp)\nprintf "%s" "$0" > "$program_path"\npython3 -u "$program_path" "$@"\n'
 PROGRAM = """def train(epochs):
     import horovod.common.basics as hvd
@@ -128,7 +128,7 @@ def test_a_parameter_that_names_an_input_stands_for_it():
     words = kubeflow.train_command(PLACEHOLDERS, given, inputs)
     assert words == ["python3", "train.py", "--data=/train/a/0.5", "--note", "monkey", "monkey", "--model", "/train/m"]
     assert kubeflow.train_command("train", {"data": "train_dataset_dir"}, inputs) == ["train", "--data", "/train/a"]
-    # A wrong name is no folder.
+    # A misspelled name of a folder is an error.
     with pytest.raises(ValueError, match="'data' the path 'train_data_dir', .*\n  hint: write one of train_dataset_dir, "):
         kubeflow.train_command(PLACEHOLDERS, given | {"data": "train_data_dir"}, inputs)
     with pytest.raises(ValueError, match="validation_dataset_dir.*\n  hint: give train_comp validation_dataset_dir too"):
@@ -169,7 +169,7 @@ def test_only_programs_that_import_horovod_are_changed():
         assert kubeflow.train_command(text, {}) == [*words[:-1], changed or words[-1]], words
 
 
-#: What a published notebook gives the component, but for its data.
+#: The arguments that a published notebook gives the component, without its data.
 CALL = {
     "train-specification": PLACEHOLDERS,
     "train-parameters": json.dumps({"data": "train_dataset_dir", "amp": "1", "model": "model_dir"}),
@@ -199,7 +199,7 @@ def test_data_sets_reach_the_job_and_its_model_comes_back(tmp_path, monkeypatch)
         return []
 
     def run(_objects, _cluster):
-        # What the job does: it has the claim and not the step's other folders.
+        # This stands for the job, which has the claim but not the step's other folders.
         place = pathlib.Path(seen["command"][2].removeprefix("--data=").removesuffix("/0.5"))
         target = pathlib.Path(seen["command"][-1])
         assert place.is_relative_to(mount) and target.is_relative_to(mount)
@@ -217,7 +217,7 @@ def test_data_sets_reach_the_job_and_its_model_comes_back(tmp_path, monkeypatch)
     shutil.rmtree(next(mount.iterdir()))
     seen.update(code=1, writes=True)
     assert kubeflow.main(words_of(call)) == 1
-    # What a failed job had stays, to be looked at.
+    # The folder of a failed job stays, so that one can look at it.
     (kept,) = mount.iterdir()
     assert list(model.parent.rglob("model.txt")) == [] and (kept / "train_dataset_dir/a.txt").exists()
     shutil.rmtree(kept)
@@ -227,13 +227,13 @@ def test_data_sets_reach_the_job_and_its_model_comes_back(tmp_path, monkeypatch)
     options = dict(zip(seen["options"][::2], seen["options"][1::2], strict=True))
     assert options["--env"] == "TENSORBOARD_S3_ADDRESS=s3://logs/a" and options["--mount"] == str(mount)
     assert options["--node-selector"] == "nvidia.com/gpu.product=Tesla-V100"
-    # Without a place that both have, the job would look for folders of the step.
+    # Without a folder that both the step and the job have, the job would look for folders of the step.
     for missing in ({"pvc-name": ""}, {"train-mount": str(tmp_path / "none")}):
         with pytest.raises(SystemExit, match="cannot be shared with the job.*\n  hint: give pvc_name, and mount"):
             kubeflow.main(words_of(call | missing))
     with pytest.raises(SystemExit, match="its own cluster only"):
         kubeflow.main(words_of(call | {"cluster-configuration-secret": "other"}))
-    # A data set that is on the claim is used where it is.
+    # A data set on the claim is used in place.
     (mount / "data").mkdir()
     (mount / "data/a.txt").write_text("there")
     assert kubeflow.main(words_of(call | {"train-dataset-dir": str(mount / "data")})) == 0
@@ -254,7 +254,7 @@ def test_the_commands_words_are_those_of_ringpull_manifest(tmp_path, monkeypatch
     assert job["kind"] == "Job" and job["metadata"]["labels"]["train-model-job"] == job["metadata"]["name"]
     assert container["env"] == [{"name": "TENSORBOARD_S3_ADDRESS", "value": "s3://logs/a"}]
     assert container["args"][-1] == f"/train/{job['metadata']['name']}/model_dir" and container["resources"]["limits"]["cpu"] == "2"
-    # All keys of the guide, and the limits of a Job beside them.
+    # These are all keys of the guide, and the limits of a Job.
     limits = '"worker_cpus": "8", "worker_memory": "32Gi", "launcher_cpus": "2", "launcher_memory": "8Gi"'
     job = written(distribution_specification=f'{{"distribution_type": "MPI", "number_of_workers": 3, {limits}}}', cpus="2")
     assert job["kind"] == "MPIJob" and job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 3
@@ -265,7 +265,7 @@ def test_the_commands_words_are_those_of_ringpull_manifest(tmp_path, monkeypatch
 
 
 class Api(http.server.BaseHTTPRequestHandler):
-    """Kubernetes' API as far as the step uses it: a job runs for one question and then ends."""
+    """The part of Kubernetes' API that the step uses. A job is running at the step's first question, and has ended at the second."""
 
     end = "Succeeded"
     created: list = []

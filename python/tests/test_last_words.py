@@ -1,5 +1,5 @@
-"""The output of a job that failed: one line with the rank, the error and its cause, a hint behind it, and
-nothing twice."""
+"""Tests the output of a job that failed: one line with the rank, the error and its cause, then a hint, and nothing
+twice."""
 
 import os
 import re
@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from ranks import HERE, launch, mpi
 
-#: What jobs call stores through.
+#: The front ends through which jobs call stores.
 FRONTS = ["ringpull", "mxnet", "torch"]
 JOB = HERE / "jobs/last_words.py"
-NAMES = {"ringpull": '"w"', "mxnet": r"\d \('dense0_(weight|bias)'\)", "torch": r"\"(parameter\.\d\" \('0\.(weight|bias)'\)|reached\.\d\" \('what a backward pass has reached'\))"}
+NAMES = {"ringpull": '"w"', "mxnet": r"\d \('dense0_(weight|bias)'\)", "torch": r"\"(parameter\.\d\" \('0\.(weight|bias)'\)|reached\.\d\" \('the gradients that a backward pass has reached'\))"}
 
 
 def run(front, case, ranks=3, **env):
@@ -20,7 +20,7 @@ def run(front, case, ranks=3, **env):
 
 
 def spoken(done, rank, most):
-    """The lines of a rank's stderr; no more than so many, and none twice but for what a traceback underlines."""
+    """The lines of a rank's stderr. Checks that there are at most `most`, and that no line repeats, except underlines in a traceback."""
     lines = done.ranks[rank].err.splitlines()
     said = [line for line in lines if line.strip(" ^")]
     assert 0 < len(lines) <= most and len(set(said)) == len(said), f"{done}"
@@ -29,14 +29,14 @@ def spoken(done, rank, most):
 
 
 def speaks(done, rank, line, hint, most=12):
-    """A rank that met the fault: its program's lines, then ours, then a hint."""
+    """Checks the output of a rank with the fault: lines of its program, then our line, then the hint."""
     lines = spoken(done, rank, most)
     assert lines[0].startswith("Traceback") and "last_words.py" in lines[1], f"{done}"
     assert re.fullmatch(f"rank {rank}: failed: {line}", lines[-2]) and re.fullmatch(f"  hint: {hint}", lines[-1]), f"{done}"
 
 
 def hears(done, rank, line, hint=None):
-    """A rank that heard of it: one line, and where nobody else can give it a hint."""
+    """Checks the output of a rank that heard of the fault: one line, and a hint if no other rank can give it."""
     lines = spoken(done, rank, 2)
     assert re.fullmatch(f"rank {rank}: stopped: {line}", lines[0]), f"{done}"
     assert len(lines) == (1 if hint is None else 2) and (hint is None or re.fullmatch(f"  hint: {hint}", lines[1])), f"{done}"
@@ -45,7 +45,7 @@ def hears(done, rank, line, hint=None):
 @pytest.mark.parametrize("front", FRONTS)
 def test_differing_shapes_are_reported_by_the_ranks_that_have_them(front):
     done = run(front, "shape")
-    # The first two that call it with different shapes are enough.
+    # The error names the first two ranks that call `init` with different shapes.
     said = rf"the ranks disagree on key {NAMES[front]} in init: rank \d has .*, rank \d has .*"
     speakers = {int(rank) for rank in re.findall(r"rank (\d) has", done.ranks[1].err)[:2]}
     assert 1 in speakers and len(speakers) == 2, f"{done}"

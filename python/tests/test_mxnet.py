@@ -1,4 +1,4 @@
-"""MXNet on our stores: what MXNet's own tests of its KVStore promise, and the plug-in's own promises."""
+"""Tests MXNet on our stores: the promises of MXNet's own tests of its KVStore, and the plug-in's own promises."""
 
 import re
 import sys
@@ -118,7 +118,7 @@ def test_pushpull_writes_outputs_or_the_values_themselves(keyed):
     assert all(holds(out, 4) for out in outs) and holds(values[0], 1)
     store.pushpull(single, values)
     assert all(holds(value, 4) for value in values)
-    # The same arrays stand for every key: each sum is of what was there before.
+    # All keys have the same arrays as values, so each key's sum is of the arrays' values before the call.
     lists = [devices(2.0)] * len(keys)
     store.pushpull(keys, lists)
     assert all(holds(value, 8) for some in lists for value in some)
@@ -271,7 +271,7 @@ def test_every_dtype_of_local_stores_is_summed(dtype):
 
 
 def test_an_array_in_a_layout_of_its_own_is_pushed_right():
-    # The output of a convolution may be blocked by channels.
+    # The output of a convolution may have a layout that is blocked by channels.
     store = mx.kv.create("ringpull_local")
     image, weight = mx.nd.random.uniform(shape=(2, 16, 8, 8)), mx.nd.random.uniform(shape=(32, 16, 3, 3))
     made = [mx.nd.Convolution(image, weight, no_bias=True, kernel=(3, 3), num_filter=32) for _ in range(3)]
@@ -359,7 +359,7 @@ store.push("w", slow[0, :3] + 1)
 store.pull("w", out)
 if store.rank == 0:
     print(out.asnumpy().tolist())
-# MXNet has not begun with the other rank's push.
+# Here MXNet has not begun the other rank's push.
 del store
 """
 

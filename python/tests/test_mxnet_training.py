@@ -1,4 +1,4 @@
-"""MXNet's trainers and modules on our stores: they end where MXNet's own store ends."""
+"""Tests MXNet's trainers and modules on our stores: they end with the same weights as with MXNet's own store."""
 
 import numpy as np
 import pytest

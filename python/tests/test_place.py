@@ -1,4 +1,4 @@
-"""The line of a program that warnings name."""
+"""Tests which line of a program warnings name."""
 
 import os
 import runpy
@@ -8,7 +8,7 @@ import pytest
 
 from ringpull import place
 
-#: A program and a framework that are installed, and a program that is not.
+#: An installed program, an installed framework, and a program that is not installed.
 SOURCES = {
     "site/program/__init__.py": "",
     "site/program/train.py": """
@@ -33,7 +33,7 @@ def inside(frame):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folders in which a program, a framework and a script are installed, and a program beside them."""
+    """Makes folders in which a program, a framework and a script are installed, and a program that is not installed."""
     for name, source in SOURCES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def test_an_installed_program_is_named_by_its_own_line(folder, how):
         found = runpy.run_module("program", run_name="__main__", alter_sys=True)["found"]
     in_program, in_framework = found
     assert named(in_program) == ("train.py", "evaluate")
-    # `evaluate` has returned: the program is in the line that called the framework.
+    # `evaluate` has returned, so the program is at the line that called the framework.
     assert named(in_framework) == ("train.py", "main")
 
 

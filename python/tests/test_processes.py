@@ -1,4 +1,4 @@
-"""Programs with a store that fork, exec, are signalled, or end in the middle of something: `jobs/processes.py`."""
+"""Tests programs with a store that fork, exec, get signals, or end in the middle of an operation: `jobs/processes.py`."""
 
 import re
 
@@ -7,12 +7,12 @@ from ranks import HERE, launch, mpi, well
 
 JOB = HERE / "jobs/processes.py"
 
-#: What an MPI job and one with servers must survive in the same way.
+#: Cases that an MPI job and a job with servers must survive in the same way.
 FORKS = ["child_exits", "child_drops_the_store", "child_uses_the_store", "child_creates_a_store", "child_is_terminated", "multiprocessing"]
 
 
 def quietly(done):
-    """Every rank has come to its end, and said nothing else."""
+    """Checks that every rank has reached its end, and printed nothing else."""
     for rank, printed in enumerate(well(done).ranks):
         assert printed.text == f"rank {rank} is done\n", f"{done}"
 
@@ -29,7 +29,7 @@ def test_a_job_with_servers_goes_on_whatever_a_forked_child_does(case):
 
 @pytest.mark.parametrize("case", ["after", "before"])
 def test_a_child_of_a_rank_does_not_take_its_place_in_the_job(case):
-    """It used to wait in MPI_Init for the rest of the job."""
+    """Such a child once waited in MPI_Init for the rest of the job."""
     done = well(mpi(2, HERE / "jobs/children.py", case))
     assert [printed.out for printed in done.ranks] == ["ranks 2\n"] * 2, f"{done}"
 
@@ -40,13 +40,13 @@ def test_a_child_of_a_worker_is_told_whose_it_is():
 
 
 def test_a_script_that_makes_its_store_while_it_is_imported_works_by_every_start_method():
-    """Its children import it too; they used to become a second job, which failed when all was done."""
+    """The script's children import it too. They once became a second job, which failed when everything was done."""
     done = well(mpi(2, HERE / "jobs/unguarded.py"))
     assert [printed.out for printed in done.ranks] == ["ranks 2\n"] * 2, f"{done}"
 
 
 def test_a_store_of_servers_that_is_dropped_while_a_call_is_under_way_ends_its_job():
-    """Its thread gives the array back, for which it needs the interpreter."""
+    """The store's thread needs the interpreter to give the array back."""
     done = well(launch(1, 1, HERE / "jobs/dropped.py", "dist_sync"))
     assert done.ranks[0].text == "dropped\n", f"{done}"
 
@@ -70,7 +70,7 @@ def test_a_rank_is_missed_at_once_although_its_child_lives_on():
 
 
 def test_a_worker_is_missed_at_once_although_its_child_lives_on():
-    # A broken connection is believed after a moment, silence after 5 seconds.
+    # A process counts as lost shortly after its connection breaks, or after 5 seconds of silence.
     is_missed(launch(2, 1, JOB, "dist_sync", "parent_is_killed"), "is lost", 2.5)
 
 

@@ -1,10 +1,9 @@
-"""The output of each rank of a job is read by itself."""
+"""Tests that the output of each rank of a job is read separately."""
 
 import pytest
 from ranks import launch, mpi
 
-#: Writes its line in two pieces, which a launcher may join with another rank's, and an error without a
-#: newline.
+#: A program that writes its line in two pieces, which a launcher may mix with another rank's line, and an error without a newline.
 PIECES = """
 import os, sys
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ["DMLC_WORKER_ID"]

@@ -1,4 +1,5 @@
-"""A skip is printed with how to have what is missing; on CI it is a failure unless it is listed with its reason."""
+"""Tests that a skip is printed with the command that installs what is missing. On CI a skip is a failure unless it is listed with its
+reason."""
 
 import os
 import shutil
@@ -25,12 +26,13 @@ def test_of_torch():
 
 @pytest.fixture
 def suite(tmp_path):
-    """Runs a suite of three tests without torch, with these lines in its list; its exit status and its output."""
+    """Returns a function that runs a suite of three tests without torch. Its arguments are the lines of the list of skips. It returns the exit
+    status and the output."""
     folder = tmp_path / "tests"
     folder.mkdir()
     shutil.copy(HERE / "conftest.py", folder)
     (folder / "test_some.py").write_text(TESTS)
-    # Found before a torch that is installed.
+    # This module is found before an installed torch.
     (folder / "torch.py").write_text("raise ModuleNotFoundError('no torch here')")
 
     def run(*lines, ci="true", of="tests"):

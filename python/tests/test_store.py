@@ -1,4 +1,4 @@
-"""The plain API in one process."""
+"""Tests the plain API in one process."""
 
 import array
 import importlib
@@ -135,7 +135,7 @@ def test_what_has_the_buffer_protocol_is_a_tensor(store):
 
 def test_what_has_only_dlpack_is_a_tensor(store):
     class Unversioned:
-        """A producer older than versioned capsules."""
+        """The method of a producer that is older than versioned capsules."""
 
         def __init__(self, content):
             self.content = content
@@ -258,7 +258,7 @@ def test_what_an_updater_raises_is_an_error_that_names_the_key(store, capfd):
         (lambda s: ringpull.create("device"), ringpull.UnavailableError, "CUDA"),
         (lambda s: type(s).is_capable("flying"), ValueError, "flying"),
         (lambda s: s.push(["a", ("b", "c")], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "list of keys in a list"),
-        (lambda s: s.push(["a", {}], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "holds what is none"),
+        (lambda s: s.push(["a", {}], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "an item that is no key"),
         (lambda s: s.pushpull(["a", 1.5], [np.ones(2), np.ones(2)]), ringpull.ArgumentError, "type for keys"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_wrong_call_is_an_error_and_changes_nothing(store, call, error, words)
 
 @pytest.mark.parametrize("given", ["2bit:0.5", "2bit", {"type": "2bit", "threshold": 0.5}, "topk:0.01:0.9", "fp16"])
 def test_compression_is_a_word_or_mxnets_parameters(given):
-    # Whether this kind of store has it is another question.
+    # The name is valid, but this kind of store does not have it.
     with ringpull.create("local") as store, pytest.raises(ringpull.UnsupportedError):
         store.set_gradient_compression(given)
 
@@ -346,8 +346,7 @@ def test_other_threads_run_while_one_waits():
 
 
 def undocumented(owner, names):
-    """The public names among `names` without documentation, of classes their own methods and properties
-    too."""
+    """The public names among `names` that have no documentation. Methods and properties of classes count too."""
     for name in names:
         member = inspect.getattr_static(owner, name)
         member = getattr(owner, name) if isinstance(member, (staticmethod, classmethod)) else member

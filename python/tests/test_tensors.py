@@ -1,4 +1,4 @@
-"""Tensors of every library are used where they lie: written in place, read without a copy of ours."""
+"""Tests that tensors of every library are used in place: they are written in place, and read without a copy of ours."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def mxnet_ones(shape):
 def torch_ones(shape):
     torch = pytest.importorskip("torch")
     made = torch.ones(shape)
-    # Shares the tensor's memory: what is written elsewhere is not seen here.
+    # The NumPy array shares the tensor's memory, so a result that is written to other memory does not appear in it.
     return made, made.numpy
 
 

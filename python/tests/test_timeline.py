@@ -1,4 +1,4 @@
-"""`ringpull top` with timelines of Python programs."""
+"""Tests `ringpull top` with timelines of Python programs."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ def test_a_rank_that_others_wait_for_is_the_straggler_and_every_step_counts(how,
     files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
     said = subprocess.run([binary, "top", *files, "--format", "json"], capture_output=True, text=True, check=True)
     early, late = json.loads(said.stdout)["ranks"]
-    # From the first of ten steps to the last; the others wait for most of the 60 ms.
+    # There are nine times from the first of ten steps to the last. The other ranks wait during most of the 60 ms.
     assert (early["steps"], late["steps"]) == (9, 9), said.stdout
     for share in early["share"], late["share"]:
         assert share["step_s"] >= 0.06, said.stdout

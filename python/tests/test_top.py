@@ -1,4 +1,4 @@
-"""The output of `ringpull top`, metrics and SIGUSR1 for a running job."""
+"""Tests the output of `ringpull top`, the metrics and SIGUSR1 for a running job."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from ranks import HERE, launch, mpi, ringpull_binary
 
 
 def free_address():
-    """A port of an address that only this process's jobs have: every one of 127.0.0.0/8 is loopback's."""
+    """A free port at an address that only this process's jobs use. All addresses of 127.0.0.0/8 are loopback addresses."""
     pid = os.getpid()
     host = f"127.{1 + (pid >> 16) % 254}.{(pid >> 8) % 256}.{pid % 256}"
     with socket.socket() as found:
@@ -44,7 +44,7 @@ def test_a_late_rank_is_named_with_its_line_and_the_key_by_whoever_asks():
     ):
         assert line in rest.splitlines(), f"{line}\n{done}"
     assert re.search(r"^ringpull_steps_total\{rank=\"0\",host=\"[^\"]+\"\} 51$", rest, re.MULTILINE), f"{done}"
-    # SIGUSR1: a line for each rank, and who is late.
+    # After SIGUSR1 there is a line for each rank, and a line with the late rank.
     assert "(SIGUSR1)" in err and all(re.search(rf"^  rank {rank} \(pid", err, re.MULTILINE) for rank in range(3)), (
         f"{done}"
     )
@@ -64,7 +64,7 @@ def test_a_job_with_servers_is_shown_with_them():
     late = job["late"]
     assert late["ranks"] == [2] and late["operation"].endswith('key "first"') and late["waited_s"] > 0.5, f"{done}"
     assert [rank["steps"] for rank in job["ranks"]] == [51, 51, 50], f"{done}"
-    # Each key is on one server of the two. Workers only ask the other one whether it is there.
+    # Each key is on one of the two servers. Workers only check whether the other server lives.
     servers = [server for server in job["servers"] if server["received_bytes"] > 500]
     assert servers and all(server["steps"] == 50 and server["peer"]["role"] == "server" for server in servers), f"{done}"
     assert any(server["doing"] == 'waits for push of key "first" by rank(s) [2]' for server in servers), f"{done}"

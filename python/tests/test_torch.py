@@ -1,4 +1,4 @@
-"""PyTorch on our stores."""
+"""Tests PyTorch on our stores."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
 @pytest.mark.parametrize("front", ["ringpull", "horovod"])
 def test_whatever_works_with_an_optimizer_works_with_a_wrapped_one(front):
     status, output = run([sys.executable, HERE / "jobs/torch_optimizers.py", front])
-    # PyTorch itself may have warned.
+    # There may also be warnings of PyTorch itself.
     lines = output.splitlines()
     assert status == 0 and "that is all" in lines and not any(line.startswith(f"{front}: ") for line in lines), output
 
@@ -60,7 +60,7 @@ def by_sum(optimizer):
 
 average = ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store)
 text = said(ringpull.ArgumentError, by_sum)
-assert text.startswith("the gradient of weight is combined by another optimizer already") and "call close() of that optimizer first" in text, text
+assert text.startswith("the gradient of weight is already combined by another optimizer") and "call close() of that optimizer first" in text, text
 average.close()
 summed = by_sum(torch.optim.SGD(net.parameters(), lr=0.1))
 for is_replaced, makes_graph in (False, False), (False, True), (True, False), (True, True):
@@ -69,13 +69,13 @@ for is_replaced, makes_graph in (False, False), (False, True), (True, False), (T
     for parameter in net.parameters() if is_replaced else ():
         parameter.grad = parameter.grad.clamp(-0.5, 0.5)
     text = said(ValueError, lambda _: net(torch.ones(1, 2)).sum().backward(create_graph=makes_graph))
-    assert text.startswith("the gradient of ") and "is a sum over the ranks already" in text and "backward_passes_per_step" in text, text
+    assert text.startswith("the gradient of ") and "is already summed over the ranks" in text and "backward_passes_per_step" in text, text
 assert "a generator is no optimizer" in said(ringpull.ArgumentError, lambda _: ringpull.torch.DistributedOptimizer(net.parameters(), store))
 summed.close()
 table = torch.nn.Embedding(4, 2, sparse=True)
 of_table = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), named_parameters=[("table", table.weight)], groups=1)
 of_table.zero_grad(set_to_none=True)
-assert "the gradient of table is sparse, and travels in no group" in said(ValueError, lambda _: table(torch.tensor([1])).sum().backward())
+assert "the gradient of table is sparse, and a sparse gradient cannot be in a group" in said(ValueError, lambda _: table(torch.tensor([1])).sum().backward())
 
 of_adasum = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
 step = of_adasum.step
@@ -129,7 +129,7 @@ def in_another_thread(grad):
 between = nets[0][0](torch.ones(1, 2))
 between.register_hook(in_another_thread)
 nets[0][1](between).sum().backward()
-assert len(texts) == 1 and texts[0].startswith("a backward pass has reached 1.") and "while one of another thread is under way" in texts[0], texts
+assert len(texts) == 1 and texts[0].startswith("a backward pass has reached 1.") and "while another thread's backward pass is under way" in texts[0], texts
 own = Own(torch.optim.SGD(net.parameters(), lr=0.1), store)
 own.step()
 assert own.steps == 1
@@ -165,7 +165,7 @@ except ringpull.ArgumentError as error:
 def test_parameters_in_another_order_on_a_rank_are_an_error_on_every_rank():
     done = mpi(2, "-c", ORDERS)
     first = [printed.out.partition("\n")[0] for printed in done.ranks]
-    expected = "the ranks' optimizers have parameters of other names, or in another order: here "
+    expected = "the ranks' optimizers have parameters with different names, or in a different order: on this rank "
     assert [line.startswith(expected) for line in first] == [True, True] and "0.weight" in first[0] and "1.bias" in first[1], f"{done}"
 
 
@@ -203,7 +203,7 @@ def test_the_program_for_frameworks_on_gpus_is_right_in_host_memory():
 
 
 def test_processes_that_would_train_alone_get_a_warning():
-    # What torchrun sets.
+    # These are the variables that torchrun sets.
     of_torchrun = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "none"}
     code = """if True:
         import torch, ringpull.torch

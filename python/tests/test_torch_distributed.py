@@ -1,4 +1,4 @@
-"""The backend `ringpull` of torch.distributed."""
+"""Tests the backend `ringpull` of torch.distributed."""
 
 import sys
 
@@ -41,7 +41,7 @@ dist.init_process_group("ringpull", **WORDS)
 rank = dist.get_rank()
 kind = getattr(dist, "DistBackendError", RuntimeError)
 def busy(until):
-    # Calls nothing until those ranks are done.
+    # This rank calls nothing until the ranks in `until` are done.
     while not all(os.path.exists(f"{os.environ['FOLDER']}/{rank}") for rank in until):
         sum(range(10**5))
 dist.barrier()
@@ -60,7 +60,7 @@ open(f"{os.environ['FOLDER']}/{rank}", "w").close()
 
 ONES = "dist.all_reduce(torch.ones(3))"
 
-#: What each of three ranks does, who of them waits in vain, and what the error says there.
+#: The code of each of three ranks, the ranks that wait in vain, and the text of their error.
 FAULTS = {
     "mismatch": (
         "dist.all_reduce(torch.ones(3 + rank))",
@@ -106,7 +106,7 @@ FAULTS = {
     ),
     "dead": (f"os._exit(3) if rank == 0 else {ONES}", [1, 2], ["PeerLostError", "rank 0"], {}),
     "dead in a group": (
-        # Rank 0 has PyTorch's own store, through which groups are made.
+        # Rank 0 holds PyTorch's own store, by which groups are made, so it ends only later.
         "group = dist.new_group([0, 1]); dist.barrier(); os._exit(3) if rank == 0 else busy([1]) if rank == 2 else "
         "dist.all_reduce(torch.ones(3), group=group)",
         [1],
@@ -128,7 +128,7 @@ def test_a_fault_raises_on_every_rank_in_time(fault, tmp_path):
     what, waiting, said, words = FAULTS[fault]
     given = "{" + ", ".join(f"'{name}': {text}" for name, text in words.items()) + "}"
     more = {} if words else {"RINGPULL_TIMEOUT": 8 if fault == "missing" else 20}
-    # DistributedDataParallel makes a RuntimeError of what a future has.
+    # DistributedDataParallel raises the error of a future as a RuntimeError.
     program = PROGRAM.replace("WORDS", given).replace("WHAT", what)
     if "training" in fault:
         program = program.replace("except kind", "except RuntimeError")
@@ -147,7 +147,7 @@ def test_pytorchs_own_backends_find_each_other_under_our_launcher():
         dist.destroy_process_group()"""
     done = well(start([ringpull_binary(), "launch", "-n", 2, "--"], 2, [sys.executable, "-c", code]))
     assert [printed.out.split("\n")[-2] for printed in done.ranks] == ["0 2 [3.0, 3.0] 0 2", "1 2 [3.0, 3.0] 1 2"], f"{done}"
-    # What the user has set stays.
+    # Variables that the user has set stay.
     own = {"RANK": "7"}
     words = [sys.executable, "-c", "import os; print(*(os.environ.get(name) for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')))"]
     done = well(start([ringpull_binary(), "launch", "-n", 1, "--"], 1, words, **own))
@@ -165,7 +165,7 @@ def test_torchrun_without_mpi_is_one_error():
 
 
 def test_a_number_of_ranks_that_mpi_does_not_have_is_one_error():
-    """A framework would divide the data among ranks that are not there."""
+    """Without this error a framework would divide the data among ranks that do not exist."""
     code = """if True:
         import sys, torch.distributed as dist, ringpull.torch_distributed
         said = dict(word.split("=") for word in sys.argv[1:])

@@ -1,9 +1,9 @@
-"""PyTorch's own tests of process groups, with our backend's name:
+"""Runs PyTorch's own tests of process groups with our backend's name:
 `torch.testing._internal.distributed.distributed_test`.
 
-They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. Tests
-that PyTorch keeps for other backends for CPUs run under their names, with our process groups. All jobs
-together have a limit.
+They run in jobs of many tests each. A test that fails ends its job, and the next job goes on after this test. Tests
+that PyTorch has only for other backends for CPUs run under these backends' names, with our process groups. All jobs
+together have a time limit.
 """
 
 import importlib.util
@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 from ranks import HERE, mpi
 
-#: The tests that cannot pass, each with its reason; docs/how-to/pytorch.md has them for readers.
+#: The tests that cannot pass, each with its reason. docs/how-to/pytorch.md explains them to users.
 LEFT_OUT = HERE / "torch_suite_left_out.txt"
 
 pytestmark = pytest.mark.long
 
-#: Seconds for all jobs of a number of ranks.
+#: The time limit, in seconds, for all jobs with the same number of ranks.
 LIMIT_S = 1500
 
 
 def names():
-    """All tests, without importing what has to be told the backend first."""
+    """The names of all tests. A subprocess prints them, because the module can be imported only after a backend is set."""
     torch = Path(importlib.util.find_spec("torch").origin).parent
     source = torch / "testing/_internal/distributed/distributed_test.py"
     if not source.exists():
@@ -45,13 +45,13 @@ def left_out():
     return {name: reason for name, _, reason in (line.partition(": ") for line in lines)}
 
 
-#: Why a test is skipped that another backend for CPUs has.
+#: For each other backend for CPUs, the reasons with which its own tests are skipped.
 KEPT_FOR = {"gloo": r"be one of \{.*'gloo'|get_future is only|GLOO|Only [Gg]loo backend", "mpi": "Only MPI"}
 
 
 def outcomes(ranks, tests, folder, backend, end):
-    """The outcome of each test on rank 0, or on the rank where it fails, and the jobs that had a failure,
-    before ``end``."""
+    """Runs the tests until ``end``. Returns the outcome of each test on rank 0, or on the rank on which it failed, and the output of the jobs
+    that failed."""
     found, failed = {}, []
     while tests:
         words = {"RINGPULL_TIMEOUT": 60, "RINGPULL_TESTS_AS": backend}
@@ -63,7 +63,7 @@ def outcomes(ranks, tests, folder, backend, end):
         for outcome_of in reversed(lines):
             found |= outcome_of
         broken = [name for outcome_of in lines for name, outcome in outcome_of.items() if outcome.startswith("failed")]
-        # The first that a rank failed in, or that a rank did not come to the end of.
+        # The job has ended at the first test that failed on a rank, or that a rank did not finish.
         unfinished = next((name for name in tests if any(name not in outcome_of for outcome_of in lines)), None)
         ended = min((name for name in [*broken, unfinished] if name), key=tests.index, default=None)
         if ended is None:
@@ -91,7 +91,7 @@ def test_pytorchs_own_tests_pass(ranks, tmp_path):
     found, failed = outcomes(ranks, tests, tmp_path, "ringpull", end)
     for backend, reason in KEPT_FOR.items():
         kept = [name for name, outcome in found.items() if outcome.startswith("skipped") and re.search(reason, outcome)]
-        # Groups of ranks that are not there: MPI's tests do not ask how many there are.
+        # Some of MPI's tests do not check the number of ranks, and would make groups with ranks that do not exist.
         kept = [name for name in kept if backend != "mpi" or ranks >= 4 or not name.endswith("_group")]
         also, worse = outcomes(ranks, sorted(kept), tmp_path, backend, end)
         found, failed = found | also, failed + worse

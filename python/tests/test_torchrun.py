@@ -1,4 +1,4 @@
-"""`python -m ringpull.torchrun`: torchrun's words, and jobs of `ringpull launch`."""
+"""Tests `python -m ringpull.torchrun`: torchrun's command line, and the jobs of `ringpull launch` that it starts."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def torchrun(*words, **more):
 def test_torchruns_words_start_ranks_of_mpi(program):
     status, output = torchrun("--standalone", "--nproc_per_node", "2", program, "--epochs", "3")
     assert status == 0 and lines(output) == [f"rank {rank} of 2: --epochs 3 2.0 {rank} 1" for rank in range(2)], output
-    # A module, PyTorch's variables for options, and the status of a rank.
+    # The second job is a module, with PyTorch's variables instead of options, and one rank's exit status.
     more = {"PET_NPROC_PER_NODE": 2, "PET_MODULE": 1, "PYTHONPATH": f"{program.parent}:{os.environ.get('PYTHONPATH', '')}", "STATUS": 7}
     status, output = torchrun("--nnodes=1:1", "--rdzv-backend=c10d", program.stem, "-x", **more)
     assert status == 7 and lines(output)[0].startswith("rank 0 of 2: -x 2.0 0"), output
@@ -76,14 +76,14 @@ def test_nodes_meet_and_node_0_starts_the_job(words, program):
 def test_a_job_takes_no_status_of_another_that_meets_at_the_same_place(program):
     distributed = pytest.importorskip("torch.distributed")
     store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    # The other job has both of its nodes, and has ended well.
+    # The other job has both of its nodes, and has ended with success.
     job = distributed.PrefixStore("ringpull/none", store)
     job.add("nodes", 1)
     job.set("ended", "0")
     place = f"127.0.0.1 port {store.port}"
     for words, error in (
-        (["--rdzv-endpoint", f"127.0.0.1:{store.port}"], f"error: node 2 of the job none of 2 nodes has come to {place} already"),
-        (["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", store.port], f"error: no store can be had at {place}"),
+        (["--rdzv-endpoint", f"127.0.0.1:{store.port}"], f"error: node 2 of the job none of 2 nodes has already connected to {place}"),
+        (["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", store.port], f"error: no store can be reached or opened at {place}"),
     ):
         status, output = torchrun("--nnodes", "2", *words, program)
         assert status != 0 and error in output and "--master-port" in output, output
@@ -100,11 +100,11 @@ def test_words_that_cannot_be_translated_are_errors(capsys, monkeypatch):
         (["--nnodes", "1:4"], "--nnodes 1:4 lets the number of nodes change"),
         (["--nnodes", "2"], "--nnodes 2 without the address of a node"),
         (["--nnodes", "2", "--master-addr", "127.0.0.1", "--node-rank", "2"], "--node-rank 2 of 2 nodes"),
-        (["--nproc-per-node", "many"], "--nproc-per-node many is no number from 1 on"),
-        (["--max-restarts", "3"], "--max-restarts 3: a job does not start again by itself"),
-        (["--log-dir", "logs"], "there is no --log-dir here"),
-        (["-t", "3"], "there is no --tee here"),
-        (["--rdzv-backend", "etcd-v2"], "--rdzv-backend etcd-v2 is not here"),
+        (["--nproc-per-node", "many"], "--nproc-per-node many: expected a number of at least 1"),
+        (["--max-restarts", "3"], "--max-restarts 3: jobs do not restart by this option"),
+        (["--log-dir", "logs"], "--log-dir is not supported"),
+        (["-t", "3"], "--tee is not supported"),
+        (["--rdzv-backend", "etcd-v2"], "--rdzv-backend etcd-v2 is not supported"),
     ):
         with pytest.raises(SystemExit) as ended:
             torchrun_main([*words, "train.py"])

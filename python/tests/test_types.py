@@ -1,4 +1,4 @@
-"""Type checkers accept the package and programs that use it."""
+"""Tests that type checkers accept the package and programs that use it."""
 
 import importlib.util
 import json
@@ -63,8 +63,7 @@ def said(folder, command, **more):
 
 
 def found(folder, *arguments, strict=True, **more):
-    """The output of mypy for the files that the arguments name; its cache and its own settings are of
-    `folder`."""
+    """The output of mypy for the files in `arguments`. Its cache and its settings are in `folder`."""
     pytest.importorskip("mypy")
     settings = [*(["--strict"] if strict else []), "--ignore-missing-imports", "--config-file=", "--cache-dir", folder / "cache"]
     return said(folder, [sys.executable, "-m", "mypy", *settings, *arguments], **more)
@@ -82,7 +81,7 @@ def test_tests_and_benches_pass_mypy(tmp_path):
 def test_pyright_accepts_the_package(tmp_path):
     pytest.importorskip("pyright")
     package = os.path.relpath(ROOT / "python" / "ringpull", tmp_path)
-    # Frameworks are optional; without its own, a file of that name is taken for it.
+    # Frameworks are optional. If torch is not installed, pyright would use our file torch.py instead of it.
     of_torch = [f"{package}/{name}" for name in ("torch.py", "torch_distributed", "backward.py", "horovod/torch")]
     untyped = [] if importlib.util.find_spec("torch") else of_torch
     settings = {"include": [package], "exclude": untyped, "reportMissingImports": False}

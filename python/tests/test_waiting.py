@@ -1,4 +1,4 @@
-"""A rank that is late costs time and a few warnings; ranks that all wait for each other are told so soon."""
+"""Tests that a late rank costs only time and a few warnings, and that ranks that all wait for each other soon get an error."""
 
 import re
 import sys
@@ -12,14 +12,14 @@ from ranks import run as run_alone
 
 KINDS = ["dist_sync_mpi", "dist_sync"]
 FRONTS = [(kind, front) for kind in KINDS for front in ("ringpull", "mxnet")]
-#: Where a rank sleeps while gradients are computed.
+#: The fronts in which a rank sleeps while gradients are computed.
 BACKWARD = [(kind, "torch") for kind in KINDS]
 #: The packages that fronts need.
 NEEDS = {"mxnet": "mxnet", "torch": "torch"}
 
 
 def of_kind(kind, ranks, *words, **env):
-    """A job with the default limits, but where a test sets them."""
+    """A job with the default limits, unless a test sets others."""
     env = {"RINGPULL_TIMEOUT": "", **env}
     return mpi(ranks, *words, **env) if kind == "dist_sync_mpi" else launch(ranks, 1, *words, **env)
 
@@ -32,13 +32,13 @@ def run(case, kind, front, **env):
 
 @cache
 def all_of(case, fronts, **env):
-    """The jobs of a case in which a rank sleeps, by their fronts: all at once."""
+    """Runs the jobs of a case in which a rank sleeps, all at the same time. Returns them by their fronts."""
     pool = ThreadPoolExecutor(len(fronts))
     return {of: pool.submit(run, case, *of, **env) for of in fronts if find_spec(NEEDS.get(of[1], "ringpull"))}
 
 
 def asleep(case, fronts, kind, front, **env):
-    """One of these jobs."""
+    """One of the jobs of `all_of`."""
     pytest.importorskip(NEEDS.get(front, "ringpull"))
     return all_of(case, tuple(fronts), **env)[kind, front].result()
 
@@ -106,7 +106,7 @@ def test_a_rank_0_that_stands_still_is_missed_in_time_however_much_there_is_to_a
     assert found and float(found[1]) < 4 and float(found[2]) < 6.5, f"{done}"
 
 
-#: Creates a store of the kind that follows, which waits for ever, and is told to end after two seconds.
+#: A program that creates a store of the given kind. The call would wait for ever, and is interrupted after two seconds.
 CREATES = """
 import signal, sys, time, ringpull
 begun = time.monotonic()

@@ -1,7 +1,7 @@
-"""The published programs that these tests run: checkouts of other projects, in one folder, with synthetic data.
+"""Finds the published programs that these tests run: checkouts of other projects, in one folder. Their data are synthetic.
 
-RINGPULL_PROGRAMS names the folder. A test whose checkout is not there is skipped and says which repository it
-wants. `python/tests/ranks.py` starts the jobs.
+RINGPULL_PROGRAMS names the folder. If a test's checkout is missing, the test is skipped and names the repository that it
+needs. `python/tests/ranks.py` starts the jobs.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
 
-#: Folders in RINGPULL_PROGRAMS, with the repository and the tag that each is a checkout of.
+#: The folders in RINGPULL_PROGRAMS, each with the repository and the tag of its checkout.
 CHECKOUTS = {
     "horovod": "https://github.com/horovod/horovod, tag v0.28.1",
     "mxnet": "https://github.com/apache/mxnet, tag v1.9.1",
@@ -24,7 +24,7 @@ CHECKOUTS = {
 
 @pytest.fixture
 def checkout():
-    """Returns a function from a name in CHECKOUTS to the folder of that checkout, or skips the test."""
+    """Returns a function that takes a name in CHECKOUTS and returns the folder of this checkout. It skips the test if there is none."""
 
     def find(name):
         folder = Path(os.environ.get("RINGPULL_PROGRAMS", ".deps/programs")) / name

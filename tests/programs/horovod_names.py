@@ -2,8 +2,8 @@
 
 python tests/programs/horovod_names.py CHECKOUT > python/tests/horovod_names.txt
 
-A name counts if the module defines it or imports it from another one of Horovod's. Of modules that ringpull has not at
-all, and says so when they are imported, the names are left out.
+A name counts if the module defines it, or imports it from another module of Horovod. Some modules do not exist in ringpull, and their import
+is an error that tells so. The names of these modules are left out.
 """
 
 import ast
@@ -29,7 +29,7 @@ def defined(body):
 
 
 def listed(checkout):
-    """A line for each module: its name, a colon, its public names."""
+    """A line for each module, with its name, a colon and its public names."""
     for path in sorted((checkout / "horovod").rglob("*.py")):
         parts = path.relative_to(checkout).with_suffix("").parts
         module = ".".join(parts).removesuffix(".__init__")

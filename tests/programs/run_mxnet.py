@@ -1,9 +1,9 @@
-"""Runs a script of MXNet's, with seeds, in a folder with its data, and saves what it has trained.
+"""Runs a script of MXNet with fixed seeds, in a folder with its data, and saves the trained parameters.
 
     python run_mxnet.py FOLDER SAVED SCRIPT ARGUMENTS...
 
-In the end FOLDER/SAVED-RANK.params has the parameters of every module, or of every trainer of Gluon. Packages that the
-script imports for other uses than training need not be there.
+At the end FOLDER/SAVED-RANK.params has the parameters of every module, or of every trainer of Gluon. Packages that the
+script imports for other purposes than training need not be installed.
 """
 
 import os
@@ -17,7 +17,7 @@ import numpy
 
 folder, saved, script = sys.argv[1:4]
 rank = os.environ.get("DMLC_WORKER_ID") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
-# Every worker begins with the same weights, and shuffles in its own way.
+# Every worker begins with the same weights, and shuffles its data differently.
 mxnet.random.seed(7)
 numpy.random.seed(int(rank))
 random.seed(int(rank))
@@ -26,7 +26,7 @@ trained, prefetching = [], []
 
 
 def follow(owner, name, found):
-    """Lets `found` have the objects whose method is called."""
+    """Adds to `found` each object of which the method is called."""
     method = getattr(owner, name)
 
     def call(self, *arguments, **keywords):
@@ -73,6 +73,6 @@ for one in trained:
         found, _ = one.get_params()
     values |= {name: value.tostype("default") for name, value in found.items()}
 mxnet.nd.save(f"{saved}-{rank}.params", values)
-# A script that leaves in mid-training has their threads in MXNet, where the end of Python aborts them.
+# If a script ends in the middle of training, the prefetchers' threads are inside MXNet, and the end of Python would abort them.
 for one in prefetching:
     one.__del__()

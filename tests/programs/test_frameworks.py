@@ -1,10 +1,10 @@
-"""Frameworks on PyTorch, each by a script of `frameworks/` in two ranks of `ringpull launch`, from PyPI's packages for CPUs
-in a virtual environment of their own.
+"""Tests frameworks on PyTorch. Each runs a script of `frameworks/` in two ranks of `ringpull launch`. The frameworks are PyPI's packages for
+CPUs, in a virtual environment of their own.
 
     python -m pytest tests/programs/test_frameworks.py -m long
 
-RINGPULL_FRAMEWORKS names that environment; the first run makes it there, by default in .deps/frameworks. docs/how-to/frameworks.md
-is for readers.
+RINGPULL_FRAMEWORKS names that environment, by default .deps/frameworks. The first run makes it. docs/how-to/frameworks.md
+has the results for users.
 """
 
 import functools
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.long
 HERE = Path(__file__).parent
 VENV = Path(os.environ.get("RINGPULL_FRAMEWORKS", ROOT / ".deps/frameworks"))
 PACKAGES = ["lightning", "accelerate", "transformers", "ray[train]"]
-#: DeepSpeed builds a library for CPUs of its own in its first process, which takes minutes.
+#: In its first process DeepSpeed builds a library for CPUs, which takes minutes.
 DEADLINE_S = 900
 
 
 @functools.cache
 def python():
-    """The environment's Python, with this one's package of ours."""
+    """The environment's Python. Adds to the environment the package `ringpull` that this Python has."""
     interpreter = VENV / "bin/python"
     done = VENV / "complete"
     if not done.exists():
@@ -44,7 +44,7 @@ def python():
         pip("--no-build-isolation", "deepspeed")
         pip("--target", VENV / "mpi4py", "mpi4py")
         done.touch()
-    # Our package is that of this Python, with its entry point.
+    # Our package is the one that this Python has, with its entry point.
     ours, theirs = (
         Path(sysconfig.get_path("platlib")),
         next((VENV / "lib").glob("python*/site-packages")),
@@ -57,9 +57,9 @@ def python():
 
 
 def launched(script):
-    """The last line of each rank."""
+    """Runs a script on two ranks. Returns the last line of each rank."""
     words = [ringpull_binary(), "launch", "-n", 2, "--"]
-    # DeepSpeed looks for ninja.
+    # DeepSpeed looks for ninja in the PATH.
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
     done = well(start(words, 2, [python(), HERE / "frameworks" / f"{script}.py"], deadline=DEADLINE_S, PATH=path))
     return [printed.out.splitlines()[-1] for printed in done.ranks]

@@ -1,4 +1,5 @@
-"""Horovod's own examples, and cells of notebooks, run unchanged and end with equal weights on every rank. Their images are computed."""
+"""Tests that Horovod's own examples, and cells of notebooks, run unchanged and end with equal weights on every rank. Their images are
+computed, not downloaded."""
 
 import importlib.util
 import json
@@ -27,7 +28,7 @@ EXAMPLES = {
     "elastic/tensorflow2/tensorflow2_keras_mnist_elastic.py": ("keras", []),
 }
 
-#: Keras 2, which the examples are written for, without TensorFlow's own messages.
+#: Selects Keras 2, for which the examples are written, and no messages of TensorFlow.
 ENVIRONMENT = {"TF_USE_LEGACY_KERAS": 1, "TF_CPP_MIN_LOG_LEVEL": 3, "CUDA_VISIBLE_DEVICES": -1}
 
 
@@ -38,7 +39,7 @@ def needs(framework):
 
 
 def of_two_ranks(folder, *words, **more):
-    """A job of two ranks that work in the folder."""
+    """A job of two ranks. Its working folder is `folder`."""
     command = ["env", "-C", folder, sys.executable, "-m", "ringpull.horovod", *words]
     return mpi(2, "-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])", *command, deadline=600, PYTHONPATH=f"{STAND_INS}:{HERE.parent}", **ENVIRONMENT | more)
 
@@ -59,7 +60,7 @@ NOTEBOOKS = {
     "audio-processing/music-genre-classification/Music Genre Classification.ipynb": (64, 173, 1),
 }
 
-#: Around the cell, what the step of the pipeline does: it has the data in folders, and calls the function.
+#: The code around the cell does the work of the pipeline's step: it has the data in folders, and calls the function.
 BEFORE = """
 import os
 InputPath = OutputPath = lambda kind: kind
@@ -87,7 +88,7 @@ def test_a_notebooks_training_cell_ends_with_equal_weights(checkout, tmp_path, n
     cells = json.loads((checkout("kubeflow-ppc64le-examples") / notebook).read_text())["cells"]
     (cell,) = [source for source in ("".join(cell["source"]) for cell in cells) if source.startswith("def train_distributed_model(")]
     if not is_legacy:
-        # Keras 3 has neither the argument nor folders as models, and another ending for weights.
+        # Keras 3 does not have this argument, does not save a model as a folder, and requires another ending for files of weights.
         cell = re.sub("experimental_run_tf_function=False,?", "", cell).replace("model.save(model_dir)", "model.save(model_dir + '/model.keras')")
         cell = cell.replace("best_model.keras", "best_model.weights.h5")
     program = tmp_path / "cell.py"
@@ -115,10 +116,10 @@ def test_an_example_of_tensorflow_without_keras_says_what_to_do(checkout, tmp_pa
     needs("keras")
     done = of_two_ranks(tmp_path, checkout("horovod") / "examples" / example)
     # The launcher may end the other rank while it still imports TensorFlow.
-    said = "ringpull.horovod has no horovod.tensorflow.init\n  hint: TensorFlow is here with Keras alone"
+    said = "ringpull.horovod has no horovod.tensorflow.init\n  hint: TensorFlow is supported with Keras alone"
     assert done.status != 0 and any(said in printed.err for printed in done.ranks), f"{done}"
 
 
 def test_the_list_of_horovods_names_is_that_of_the_checkout(checkout):
-    """If not: python tests/programs/horovod_names.py CHECKOUT > python/tests/horovod_names.txt"""
+    """If they differ, run: python tests/programs/horovod_names.py CHECKOUT > python/tests/horovod_names.txt"""
     assert (HERE / "horovod_names.txt").read_text().splitlines() == list(horovod_names.listed(checkout("horovod")))

@@ -1,7 +1,7 @@
-"""MXNet's examples on our stores end with the bits that they end with on MXNet's own servers.
+"""Tests that MXNet's examples end on our stores with the same bits as on MXNet's own servers.
 
-Two workers: a sum of two numbers is the same in both orders, so there is one right result. With dist_async the
-order of the pushes decides, so there is one worker.
+There are two workers, because a sum of two numbers is the same in both orders: so there is one right result. With dist_async the
+result depends on the order of the pushes, so there is one worker.
 """
 
 import struct
@@ -16,11 +16,11 @@ mx = pytest.importorskip("mxnet")
 
 RUNNER = Path(__file__).with_name("run_mxnet.py")
 
-#: Seconds until a job that hangs is killed.
+#: The seconds after which a job that hangs is killed.
 DEADLINE = 300
 
 IMAGES = "example/image-classification"
-#: Each script with its arguments: its own defaults, but for sizes that two cores train in seconds.
+#: Each script with its arguments. Its defaults are kept, except for sizes that two cores can train in seconds.
 SCRIPTS = {
     "mnist": (f"{IMAGES}/train_mnist.py", "--num-examples 256 --num-epochs 3 --lr-step-epochs 1,2"),
     "mnist-adagrad": (f"{IMAGES}/train_mnist.py", "--num-examples 256 --num-epochs 2 --optimizer adagrad"),
@@ -39,7 +39,7 @@ SCRIPTS = {
 SPARSE = "example/sparse/linear_classification/train.py"
 FACES = "recognition/arcface_mxnet"
 
-#: The user's settings behind insightface's own example of them: a small data set, and an end.
+#: The user's settings, which follow insightface's example settings: a small data set, and a last step.
 FACES_CONFIG = """
 dataset.emore.update(num_classes=5, val_targets=[], dataset_path='faces')
 config.update(max_steps=2, count_flops=False)
@@ -48,14 +48,14 @@ default.update(network='y1', per_batch_size=2)
 
 
 def zipped(path, numbers, content):
-    """A file of MNIST: the kind, the lengths of the dimensions, the bytes."""
+    """Writes a file of MNIST: the kind, the lengths of the dimensions, and the bytes."""
     body = struct.pack(f">{len(numbers)}I", *numbers) + content.astype(np.uint8).tobytes()
     made = zlib.compressobj(wbits=31)
     path.write_bytes(made.compress(body) + made.flush())
 
 
 def bitmap(pixels):
-    """An image of height x width x 3 as the file that every decoder reads."""
+    """An image of height x width x 3 as a bitmap file, which every decoder reads."""
     rows = b"".join(row.tobytes() + bytes(-len(row.tobytes()) % 4) for row in pixels[::-1])
     header = struct.pack("<IiiHHIIiiII", 40, pixels.shape[1], pixels.shape[0], 1, 24, 0, len(rows), 0, 0, 0, 0)
     return struct.pack("<2sIHHI", b"BM", 54 + len(rows), 0, 0, 54) + header + rows
@@ -63,7 +63,7 @@ def bitmap(pixels):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder whose `data` has what the scripts would fetch, in small."""
+    """A folder whose `data` has small versions of the files that the scripts would download."""
     made = tmp_path_factory.mktemp("programs")
     data = made / "data"
     data.mkdir()
@@ -84,7 +84,7 @@ def folder(tmp_path_factory):
         (data / f"sherlockholmes.{name}.txt").write_text("\n".join(sentences) + "\n")
     (made / "faces").mkdir()
     written = mx.recordio.MXIndexedRecordIO(str(made / "faces/train.idx"), str(made / "faces/train.rec"), "w")
-    # Record 0 says which records name the images of a person.
+    # Record 0 has the range of records that list the images of each person.
     written.write_idx(0, mx.recordio.pack(mx.recordio.IRHeader(2, [21, 26], 0, 0), b""))
     for index in range(1, 21):
         pixels = draw.randint(0, 256, (112, 112, 3)).astype(np.uint8)
@@ -94,7 +94,7 @@ def folder(tmp_path_factory):
         written.write_idx(21 + person, mx.recordio.pack(mx.recordio.IRHeader(2, [first, first + 4], 0, 0), b""))
     written.close()
     for name in ("avazu-app", "avazu-app.t"):
-        # MXNet divides a file among workers by its bytes, up to a line, and its servers hang if one has more batches.
+        # MXNet divides a file among workers by bytes, at the ends of lines. Its servers hang if a worker has more batches than another.
         found = [np.sort(draw.choice(900000, 5, replace=False)) + 100000 for _ in range(72)]
         lines = [f"{draw.randint(0, 2)} " + " ".join(f"{index}:1" for index in row) for row in found]
         (data / name).write_text("\n".join(lines) + "\n")
@@ -103,12 +103,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended():
-    """The parameters that a job has ended with, by the words it was started with: MXNet's own runs once for all of ours."""
+    """The final parameters of jobs, by their command lines. So each job on MXNet's own servers runs only once for all of ours."""
     return {}
 
 
 def parameters(folder, ended, of_mxnet, kind, workers, script, arguments):
-    """The parameters on each worker after a job of the script, on MXNet's own servers or on ours."""
+    """The parameters on each worker after a job of the script. The servers are MXNet's own, or ours."""
     key = (of_mxnet, kind, workers, script, *arguments)
     if key not in ended:
         saved = f"saved-{len(ended)}"

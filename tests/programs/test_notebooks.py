@@ -1,8 +1,8 @@
-"""The two published notebooks that train by the component: their cells compile with ours in its place, and what
-the component makes of their specification is the job that they mean.
+"""Tests the two published notebooks that train by the component. Their cells compile with our component instead, and it makes the job
+that their specification describes.
 
-The notebooks are written for kfp 1.8, so the test makes an environment with it. Their cells' training runs in the
-tests of Keras.
+The notebooks are written for kfp 1.8, so the test makes an environment with kfp 1.8. The training code of their cells runs in
+test_horovod.py.
 """
 
 import functools
@@ -21,7 +21,7 @@ NOTEBOOKS = [
     "computer-vision/monkey-classification/Monkey Classification.ipynb",
     "audio-processing/music-genre-classification/Music Genre Classification.ipynb",
 ]
-#: Cells are run if they have one of these: the others draw, or talk to a cluster.
+#: Cells are run if they have one of these texts. The other cells draw pictures, or call a cluster.
 WANTED = ("ARGUMENTS = {", "def preprocess_dataset", "def train_model(", "def train_distributed_model(", "train_specification =", "def evaluate_model", "@dsl.pipeline")
 HEADER = """
 import importlib.util, json, kfp, os, sys
@@ -47,7 +47,7 @@ with open(f"{out}/specification.yaml", "w") as file:
 
 @functools.cache
 def python_with_kfp(folder):
-    """The interpreter of an environment with the notebooks' kfp."""
+    """Makes an environment with the notebooks' kfp. Returns its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([folder / "bin/pip", "install", "--quiet", "kfp==1.8.22", "setuptools<81"], check=True)
     return folder / "bin/python"
@@ -66,7 +66,7 @@ def test_a_published_notebook_compiles_and_writes_the_job_that_it_means(tmp_path
     python = python_with_kfp(tmp_path_factory.getbasetemp() / "kfp")
     words = [python, tmp_path / "cells.py", catalog, kubeflow.__file__, tmp_path]
     subprocess.run(words, check=True, env=os.environ | {"NUMBER_OF_WORKERS": workers})
-    # The step of the compiled pipeline: Argo puts in what the pipeline is given.
+    # One step of the compiled pipeline is ours. In its arguments Argo replaces parameters by the pipeline's arguments.
     templates = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())["spec"]["templates"]
     (step,) = [it["container"] for it in templates if "ringpull.kubeflow" in it.get("container", {}).get("command", [])]
     arguments = {"model_name": "notebook", "training_gpus": "0", "number_of_workers": workers, "distribution_type": "Job" if workers == "1" else "MPI"}
@@ -87,13 +87,13 @@ def test_a_published_notebook_compiles_and_writes_the_job_that_it_means(tmp_path
         *("--train-dataset-dir", f"{place}/train_dataset_dir", "--validation-dataset-dir", f"{place}/validation_dataset_dir"),
         *("--model-dir", f"{place}/model_dir"),
     ]
-    # The distributed cell imports Horovod, and finds ours.
+    # The distributed cell imports Horovod, and finds our package.
     assert ("find_horovod()" in container["args"][at - 1]) == (workers != "1")
     assert "TENSORBOARD_S3_ADDRESS" in {variable["name"] for variable in container["env"]}
 
 
 def arguments_in(word, arguments):
-    """The word with the pipeline's parameters in it: empty ones but for `arguments`."""
+    """The word with the pipeline's parameters replaced: by their values in `arguments`, or else by nothing."""
     while "{{inputs.parameters." in word:
         before, _, rest = word.partition("{{inputs.parameters.")
         name, _, after = rest.partition("}}")

@@ -1,19 +1,19 @@
-//! Where pip has put the package of a wheel, seen from its command.
+//! Finds the folder in which pip has put the package of a wheel, starting from the wheel's command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The name of the package, in a folder of packages.
+/// The name of the package's folder in a folder of packages.
 const PACKAGE: &str = "ringpull";
 
-/// The file that stands in for Python in the command, which runs without an interpreter.
+/// The library that defines Python's names for the command, which runs without an interpreter.
 pub(crate) const NO_PYTHON: &str = "_no_python.so";
 
 /// The folder of the package in the environment `prefix`, whose `bin` has the command. None if the package is
-/// not there.
+/// not in this environment.
 ///
-/// If several Pythons have the package in one prefix, a package of the same version as the command is taken,
-/// and of these the one that was installed last.
+/// If several Pythons have the package in one prefix, only packages of the command's version count, and the
+/// one that was installed last is taken.
 pub(crate) fn package(prefix: &Path) -> Option<PathBuf> {
     const OWN: &str = concat!("ringpull-", env!("CARGO_PKG_VERSION"), ".dist-info");
     let has_stand_in = |folder: &PathBuf| folder.join(PACKAGE).join(NO_PYTHON).is_file();
@@ -24,8 +24,8 @@ pub(crate) fn package(prefix: &Path) -> Option<PathBuf> {
     Some(packages(prefix).into_iter().filter(has_stand_in).max_by_key(installed)?.join(PACKAGE))
 }
 
-/// Folders in which pip puts packages: `pythonX/site-packages` and the like under `lib`, and the prefix
-/// itself, which is the folder of `pip install --target`.
+/// Folders in which pip puts packages: under `lib`, `pythonX/site-packages` and similar ones; and the prefix
+/// itself, which is the folder given to `pip install --target`.
 fn packages(prefix: &Path) -> Vec<PathBuf> {
     let mut pythons: Vec<PathBuf> = ["lib", "lib64"]
         .iter()

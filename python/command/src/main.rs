@@ -1,5 +1,5 @@
-//! The command `ringpull` of a wheel. Its code is in the native part of the Python package, so that a wheel
-//! has it once.
+//! The command `ringpull` of a wheel. Its code is in the native part of the Python package, so that the wheel
+//! has the code only once.
 #![allow(unsafe_code)]
 
 mod installed;
@@ -29,7 +29,7 @@ fn run() -> Result<c_int, String> {
     let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     let package = installed::package(prefix)
         .ok_or_else(|| format!("the Python package ringpull is not in {}", prefix.display()))?;
-    // The code names what Python has, and the command uses none of it.
+    // The library needs names that Python defines, although the command uses none of them.
     let names = load(&package.join(installed::NO_PYTHON), RTLD_GLOBAL)?;
     let code = load(&package.join("_native.abi3.so"), RTLD_LOCAL)?;
     // SAFETY: the package is of the command's own version, whose `ringpull_main` has this type.
@@ -37,7 +37,7 @@ fn run() -> Result<c_int, String> {
     let main = main.map_err(|cause| cause.to_string())?;
     // SAFETY: as above.
     let status = unsafe { main() };
-    // There are threads, and functions that run at exit.
+    // The library is not unloaded: it has threads, and functions that run at exit.
     std::mem::forget((names, code));
     Ok(status)
 }

@@ -1,8 +1,8 @@
-"""The survivors of a job go on in their processes, from their last commit: ``ringpull launch --elastic
+"""Lets the survivors of a job go on in their processes, from their last commit: ``ringpull launch --elastic
 --in-place``.
 
-A loss of ranks ends every communicator: the calls that are not done fail, and so does the next call of each rank. :func:`ringpull.elastic.run`
-has all of them come here, where the communicators of all ranks get those that are left.
+A loss of ranks ends every communicator: unfinished calls fail, and so does the next call of each rank. Then
+:func:`ringpull.elastic.run` makes all survivors call this module, which gives the surviving ranks to the communicators of all ranks.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ class Follower(Protocol):
     order: int
 
     def follow(self) -> None:
-        """Some ranks were lost, and the others go on: forgets what was under way among all."""
+        """Forgets the operations of all ranks that were under way. Called after a loss, when the surviving ranks go on."""
 
 
-#: Those of this process.
+#: The followers of this process.
 followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 
 
-#: The communicator of the ranks that have begun, once there is one.
+#: The communicator of the ranks with which the job began, after it was made.
 _first: list[_native.Communicator] = []
 
 
 class Survivors:
-    """The ranks of a job that are left. To be made by every rank at once: collective."""
+    """The surviving ranks of a job. Every rank must make this object at the same time: collective."""
 
     def __init__(self) -> None:
-        #: The communicator of the ranks that are left.
+        #: The communicator of the surviving ranks.
         self.whole: Communicator = communicator()
-        # Before the first loss there is one of all that have begun.
+        # Before the first loss the communicator has all ranks with which the job began.
         if not _first:
             _first.append(self.whole._native)
 
     def _can_go_on(self) -> bool:
-        # A store's values go on with it, and no commit has them as they were.
+        # A store keeps its present values after a loss, and no commit has its earlier values.
         return self.whole._native.is_elastic and not _native.has_stores()
 
     def _started(self) -> tuple[list[int], list[int]]:
-        """The ranks that are left and those that were lost, by the numbers that they began with."""
+        """The surviving ranks and the lost ranks, by the numbers with which they began."""
         left, lost = list(range(_first[0].size)), []
         for generation, _, _, gone in _first[0].changes():
             if generation <= self.whole._native.generation:
@@ -63,19 +63,20 @@ class Survivors:
         return left, lost
 
     def go_on(self) -> bool:
-        """After an error: whether it came of a loss, after which the ranks that are left go on. Then these are all here. An error if they are too few."""
+        """Checks, after an error, whether a loss caused it and the surviving ranks go on. Returns True if so; all survivors have then called
+        this. Raises if too few ranks survive."""
         if not self._can_go_on() or not self.whole._native.changes():
             return False
         renew()
-        # Process sets come first: optimizers ask them.
+        # Process sets come first, because optimizers use them.
         for follower in sorted(followers, key=lambda follower: follower.order):
             follower.follow()
         left, lost = self._started()
         least = _native.min_workers()
         if len(left) < least:
-            raise UnavailableError(f"{len(left)} ranks of this job are left, and it is to go on with {least} at least\n  hint: the launcher starts it again when there are hosts for so many")
+            raise UnavailableError(f"{len(left)} ranks of this job survive, but it needs at least {least}\n  hint: the launcher starts it again when there are hosts for {least} ranks")
         if self.whole.rank == 0:
-            # All of them, as a line that was to name some may have been lost with a rank.
+            # The line names all lost ranks, since an earlier line may have been lost together with the rank that printed it.
             gone = ", ".join(f"rank {rank}" for rank in lost)
             is_or_are = "rank is" if len(left) == 1 else "ranks are"
             # The launcher reads this line (`crates/cli/src/launch/elastic/lost.rs`).
@@ -83,7 +84,8 @@ class Survivors:
         return True
 
     def leave(self) -> None:
-        """After an exception of this rank's program: ends the process, so that the others go on without it, if the launcher sees to the job."""
+        """Ends the process after an exception of this rank's program, so that the other ranks go on without it. Does so only if a launcher
+        watches the job."""
         if not self._can_go_on() or _native.elastic() is None or self.whole.size == 1:
             return
         traceback.print_exc()
@@ -93,5 +95,5 @@ class Survivors:
         sys.stderr.flush()
         for child in multiprocessing.active_children():
             child.terminate()
-        # The launcher takes the job for failed unless another rank comes to its end.
+        # The launcher counts the job as failed only if no other rank finishes its program.
         os._exit(0)

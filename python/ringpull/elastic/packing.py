@@ -1,4 +1,4 @@
-"""A state as bytes: what pickle makes of it, the memory of its arrays behind that, and a head with their lengths and hashes."""
+"""Packs a state as bytes: a head with the lengths and hashes of the pieces, then the pickled state, then the memory of its arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _hash_of(piece: memoryview) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out the memory of PyTorch's tensors too, which come back in host memory."""
+    """A pickler that leaves out the memory of PyTorch's tensors too. These are unpacked into host memory."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -42,7 +42,7 @@ def _tensor(memory: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 def packed(value: Any) -> list[memoryview]:
-    """The pieces of its bytes. Arrays are not copied: the pieces are to be used before the value changes."""
+    """The pieces of the value's bytes. Arrays are not copied, so use the pieces before the value changes."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -57,7 +57,7 @@ def _head(pieces: Sequence[memoryview]) -> bytes:
 
 
 def _pieces(content: bytes | memoryview) -> list[memoryview] | None:
-    """The pieces behind the head; None if their lengths are not those that it has."""
+    """The pieces after the head. None if their lengths differ from those in the head."""
     view, start = memoryview(content), len(_MAGIC) + 8
     if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) < start:
         return None
@@ -75,13 +75,13 @@ def _pieces(content: bytes | memoryview) -> list[memoryview] | None:
 
 
 def is_whole(content: bytes | memoryview) -> bool:
-    """Returns True if the bytes are all that :func:`packed` made, and unchanged."""
+    """Returns True if the bytes are complete and unchanged since :func:`packed` made them."""
     pieces = _pieces(content)
     return pieces is not None and bytes(memoryview(content)[: len(_head([])) + 24 * len(pieces)]) == _head(pieces)
 
 
 def unpacked(content: bytes | memoryview) -> Any:
-    """The value, in memory of its own."""
+    """The packed value, in new memory."""
     pieces = _pieces(content)
     assert pieces is not None
     return pickle.loads(pieces[0], buffers=[bytearray(piece) for piece in pieces[1:]])

@@ -1,4 +1,4 @@
-"""Divides the samples of each step over the ranks, also after a change of their number."""
+"""Divides the samples of each step over the ranks, also after the number of ranks has changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Sampler"]
 
 
 class Sampler:
-    """The order of an epoch's samples, and how many of them have been taken by all ranks together.
+    """The order of an epoch's samples, and the number of samples that all ranks together have taken.
 
-    It is part of a :class:`State`. Every rank has the same order, so the position alone says what is left: after a restart with
-    another number of ranks the epoch goes on there, and each sample is taken once. The number of samples in a step stays the same.
+    It is part of a :class:`State`. Every rank has the same order, so this number alone tells which samples are left. After a restart with
+    another number of ranks the epoch goes on at this position, and each sample is taken once. The number of samples in a step stays the same.
     """
 
     def __init__(self, length: int, shuffle: bool = True, seed: int = 0) -> None:
@@ -34,11 +34,11 @@ class Sampler:
         return numpy.random.default_rng([self.seed, self.epoch]).permutation(self.length)
 
     def batches(self, batch: int, rank: int | None = None, size: int | None = None) -> Iterator[Any]:
-        """This rank's samples of each step until the epoch ends; ``batch`` is the number over all ranks.
+        """This rank's samples of each step, until the epoch ends. ``batch`` is the number of samples that all ranks together take in a step.
 
-        A step's samples count as taken once they are given: call :meth:`State.commit` when their sums are part of the state. Every rank
-        gets as many steps. In the last one, or with more ranks than samples in a step, a rank may get no sample: it must take part in the sums
-        all the same. ``rank`` and ``size`` are those of the job.
+        A step's samples count as taken as soon as they are returned: call :meth:`State.commit` when their sums are part of the state. Every
+        rank gets the same number of steps. In the last step, or with more ranks than samples in a step, a rank may get no sample. It must
+        still take part in the sums. By default ``rank`` and ``size`` are those of the job.
         """
         if batch < 1:
             raise ValueError(f"batches cannot have {batch} samples\n  hint: give the number of samples that all ranks take in a step")
@@ -53,11 +53,11 @@ class Sampler:
             yield taken[rank::size]
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its samples have been taken."""
+        """The epoch, and the number of its samples that have been taken."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continues at what :meth:`state_dict` returned."""
+        """Continues at the position that :meth:`state_dict` returned."""
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
 """Snapshots in the memory of a host: files that outlive the ranks of an elastic job.
 
 The files are in ``FOLDER/HOST``, in a folder that ``ringpull launch --elastic`` names and removes at the end of the job. One rank
-of each host writes them. A snapshot has a key: the generation that made it and its number. It is written beside those that are there,
-under a name that does not count, and gets its own name when it is whole. So a rank may be killed at any time, and the host has the
-whole snapshot before. Of three only the newest two stay, and the memory of the third takes the next one.
+of each host writes them. A snapshot has a key: the generation that made it and its number. It is written beside the other snapshots,
+under a temporary name, and gets its own name when it is complete. So if a rank is killed at any time, the host still has the
+previous snapshot, complete. Only the newest two snapshots stay; the memory of the third holds the next snapshot.
 
 The launcher reads the names too (``crates/cli/src/launch/elastic/snapshots.rs``).
 """
@@ -26,8 +26,7 @@ Key = tuple[int, int]
 
 
 def _check(folder: pathlib.Path) -> bool:
-    """Returns True if the folder exists; an error unless it is this user's alone, since pickle may run the content
-    that it reads there."""
+    """Returns True if the folder exists. Raises if other users have rights to it: pickle may run code from the files in it."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -46,7 +45,7 @@ class Snapshots:
         self.folder = self.job / socket.gethostname()
 
     def prepare(self) -> None:
-        """Makes the folder, for this user alone."""
+        """Makes the folder, with rights for this user only."""
         try:
             for folder in (self.job, self.folder):
                 folder.mkdir(mode=0o700, parents=folder is self.folder, exist_ok=True)
@@ -59,7 +58,7 @@ class Snapshots:
             raise FileError(f"the folder of snapshots cannot be made: {cause}\n  hint: start the job with --snapshots DIR, a folder in memory that every host has") from cause
 
     def keys(self) -> list[Key]:
-        """Of the files that are there, the newest first."""
+        """The keys of the existing snapshots, the newest first."""
         if not (_check(self.job) and _check(self.folder)):
             return []
         found = [path.name.split("-") for path in self.folder.iterdir()]
@@ -67,7 +66,8 @@ class Snapshots:
         return sorted(((int(parts[0]), int(parts[1])) for parts in numbers if all(part.isdigit() for part in parts)), reverse=True)
 
     def write(self, key: Key, pieces: Sequence[bytes | memoryview]) -> None:
-        """Writes one, and keeps the one before. An error if a later generation writes here: this rank's job has gone on without it."""
+        """Writes a snapshot, and keeps the previous one. Raises if a later generation writes here: then the job has gone on without this
+        rank."""
         part, present = self._part(), self.keys()
         if present and present[0][0] > self.generation:
             raise FileError(f"{self.folder} has snapshots of generation {present[0][0]}, and this process is one of {self.generation}\n  hint: end it")
@@ -95,16 +95,16 @@ class Snapshots:
         return content if is_whole(content) else None
 
     def _part(self) -> pathlib.Path:
-        """One name in a generation, so that what a killed rank has left takes no memory for long."""
+        """The temporary name, which is the same in a whole generation: so a file that a killed rank has left does not stay for long."""
         return self.folder / f"part-{self.generation}"
 
     def _path(self, key: Key) -> pathlib.Path:
         return self.folder / f"snapshot-{key[0]}-{key[1]}"
 
     def has_changed(self) -> bool:
-        """Returns True if the launcher has written on this host that other hosts are present."""
+        """Returns True if the launcher has written on this host that the present hosts have changed."""
         return (self.job / f"changed-{self.generation}").exists()
 
     def ask_for_restart(self) -> None:
-        """Lets the launcher know that the ranks end to be started again."""
+        """Tells the launcher that the ranks end in order to be started again."""
         (self.job / f"again-{self.generation}").touch()

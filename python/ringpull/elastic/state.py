@@ -80,7 +80,7 @@ class State:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """One of the objects."""
+            """One of the state's objects, by its name."""
 
     def __init__(self, **objects: Any) -> None:
         taken = [name for name in objects if name.startswith("_") or hasattr(State, name)]
@@ -100,8 +100,8 @@ class State:
             _owner.append(self)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Lets :func:`run` call these after a restart, when the state has been loaded. They adapt what
-        depends on the number of ranks."""
+        """Makes :func:`run` call these functions after a restart, when the state has been loaded. They adapt everything
+        that depends on the number of ranks."""
         self._callbacks += callbacks
 
     def commit(self) -> None:
@@ -124,7 +124,7 @@ class State:
         if whole.local_rank == 0:
             self._snapshots.prepare()
             self._snapshots.write(key, packed(values))
-        # No rank may be two commits ahead of one that has not written.
+        # No rank may be two commits ahead of a rank that has not written.
         whole.barrier()
         self._key, self._kept, self._stride = key, None, 1
 
@@ -163,7 +163,7 @@ class State:
         Collective."""
         whole = _ranks()
         self._kept = _broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)
-        # Rank 0 loads it too, because a sampler divides the remaining samples when it is loaded.
+        # Rank 0 loads the state too, because a sampler divides the remaining samples when it is loaded.
         self._load(unpacked(self._kept))
 
     def resume(self) -> bool:
@@ -249,7 +249,7 @@ def _saved(value: Any) -> Any:
 
 
 def _broadcast(whole: Communicator, content: bytes | memoryview | None, root: int) -> bytes | memoryview:
-    """The bytes that rank ``root`` has, on every rank."""
+    """Sends the bytes that rank ``root`` has to every rank, and returns them."""
     length = numpy.array([0 if content is None else len(content)], numpy.int64)
     whole.broadcast(length, root, name="ringpull.elastic.length", out=length).wait()
     if whole.rank == root and content is not None:
@@ -266,11 +266,11 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
     First it loads the newest commit. If there is none, it gives every rank the state of rank 0. After a
     restart it calls the callbacks of :meth:`State.register_reset_callbacks`. After a change of hosts it ends
-    the process at the next commit, and the launcher starts the job again. Errors are raised as without it:
-    the ranks end, and the launcher starts the job again.
+    the process at the next commit, and the launcher starts the job again. Other errors are raised unchanged.
+    They end the ranks, and the launcher starts the job again too.
 
-    With ``ringpull launch --elastic --in-place`` it does all of that again after a loss, in the same process.
-    Communicators of all ranks then have only the ranks that are left. A rank whose function raises an error
+    With ``ringpull launch --elastic --in-place`` it does all these steps again after a loss, in the same process.
+    Communicators of all ranks then have only the surviving ranks. A rank whose function raises an error
     of its own leaves the job. If the process has a store, the loss is an error, and the job starts again.
     """
 

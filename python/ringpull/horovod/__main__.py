@@ -1,6 +1,6 @@
-"""``python -m ringpull.horovod SCRIPT ARGS...``: runs a script that imports Horovod, with ours in its place.
+"""``python -m ringpull.horovod SCRIPT ARGS...``: runs a script that imports Horovod, with our package in place of Horovod.
 
-As with Python itself, ``-m MODULE`` in place of the script runs a module, such as pytest.
+As with Python itself, ``-m MODULE`` instead of a script runs a module, such as pytest.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .names import Finder
 
-#: A folder whose module `horovod` lets processes find what this one finds that the program starts by `multiprocessing`.
+#: A folder with a module `horovod`: by it, processes that the program starts by `multiprocessing` find Horovod's names as this process does.
 _FOR_CHILDREN = str(Path(__file__).parent / "children")
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     if is_module:
         sys.argv = sys.argv[2:]
         sys.path.insert(1, _FOR_CHILDREN)
-        # Python has put the folder of work first on the path, and puts the module's file where its name is.
+        # Python has put the working folder first on the path, and replaces the module's name in `sys.argv` by its file.
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return
     sys.argv = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""What every front end has: the job, ranks, reductions, what is built."""
+"""The functions that every front end has: the job, ranks, reductions, and the features of this build."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job. A later call makes no new process sets: it looks for ``process_sets`` among those that are known.
+    """Joins the job. A later call makes no new process sets: it looks up ``process_sets`` among the known sets.
 
-    ``comm`` is a list of ranks or a communicator of mpi4py, if not all ranks take part; ``process_sets`` a list of
-    :class:`ProcessSet`, of lists of ranks or of communicators, or ``"dynamic"``: sets may be added later in any case. A set that is given
-    twice, or has all ranks, is a ``ValueError``. Afterwards the process has the variables that Horovod's launcher gives it: ``HOROVOD_RANK``,
-    ``HOROVOD_SIZE`` and so on, and ``HOROVOD_HOSTNAME``, unless they are set.
+    ``comm`` is a list of ranks or a communicator of mpi4py, if not all ranks take part. ``process_sets`` is a list, whose items are each
+    a :class:`ProcessSet`, a list of ranks or a communicator. It may also be ``"dynamic"``, which changes nothing: sets can always be added
+    later. A set that is given twice, or has all ranks, is a ``ValueError``. ``init`` also sets the variables that Horovod's launcher sets
+    (``HOROVOD_RANK``, ``HOROVOD_SIZE`` and so on, and ``HOROVOD_HOSTNAME``), unless they are set already.
     """
     sets.begin(comm, process_sets)
     numbers = [rank, size, local_rank, local_size, cross_rank, cross_size]
@@ -71,12 +71,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def shutdown() -> None:
-    """Ends the use of Horovod's functions until the next ``init``. The process leaves its job when it ends."""
+    """Ends the use of Horovod's functions until the next ``init``. The process leaves its job only when the process ends."""
     sets.end()
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` was called, and ``shutdown`` was not since."""
+    """Returns True if ``init`` was called, and ``shutdown`` was not called after it."""
     return sets.global_process_set._comm is not None
 
 
@@ -106,12 +106,12 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """The number of such hosts."""
+    """The number of hosts that have a process of this local rank."""
     return int(sets.job().cross_size)
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of processes."""
+    """Returns True if every host has the same number of processes."""
     job = sets.job()
     return int(job.local_size) * int(job.cross_size) == int(job.size)
 
@@ -125,9 +125,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """To be called by a process that has no data left: until every process has joined it adds zeros to what the others reduce.
+    """Adds zeros to the other processes' reductions, until every process has called it. Call it on a process that has no data left.
 
-    Returns the rank that joined last. ``device`` is accepted for Horovod's sake.
+    Returns the rank that called it last. ``device`` is accepted for Horovod's sake, and changes nothing.
     """
     try:
         return int(sets.job().join())
@@ -136,31 +136,31 @@ def join(device: int = -1) -> int:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Records from now on what this rank does when, as ``RINGPULL_TIMELINE=file_path`` does from the start: each rank has its own file.
+    """Starts to record the times of this rank's work, as ``RINGPULL_TIMELINE=file_path`` does from the start. Each rank has its own file.
 
-    ``mark_cycles`` is accepted for Horovod's sake: there are none. A process has one file.
+    ``mark_cycles`` is accepted for Horovod's sake, and changes nothing: there are no cycles to mark. A process can record only one file.
     """
     if not _native.start_timeline(file_path, rank(), size()):
         raise ValueError(f"start_timeline({file_path!r}): this process records another file\n  hint: give the same file each time")
 
 
 def stop_timeline() -> None:
-    """Writes what was recorded, and records no more until :func:`start_timeline`."""
+    """Writes the records to the file, and records no more until :func:`start_timeline` is called again."""
     _native.stop_timeline()
 
 
 def mpi_built() -> bool:
-    """Whether this build has MPI."""
+    """Returns True if this build has MPI."""
     return "dist_sync_mpi" in _native.KINDS
 
 
 def mpi_enabled() -> bool:
-    """Whether messages go over MPI."""
+    """Returns True if messages go over MPI."""
     return mpi_built()
 
 
 def mpi_threads_supported() -> bool:
-    """Whether a program may also call MPI itself, as with mpi4py: always, since MPI is initialised for several threads."""
+    """Returns True if a program may also call MPI itself, as with mpi4py. It always may, since MPI is initialised for several threads."""
     sets.job()
     return True
 
@@ -170,7 +170,7 @@ def _not_here() -> bool:
 
 
 def nccl_built() -> int:
-    """Always 0, where Horovod with NCCL returns a version number. GPUs are used through :func:`ringpull.create`."""
+    """Returns 0 always; Horovod with NCCL returns a version number. Use GPUs through :func:`ringpull.create`."""
     return 0
 
 

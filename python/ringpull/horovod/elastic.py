@@ -1,7 +1,7 @@
-"""What Horovod's elastic jobs have without a framework, on :mod:`ringpull.elastic`.
+"""The part of Horovod's elastic jobs that needs no framework, on :mod:`ringpull.elastic`.
 
-With ``ringpull launch --elastic --in-place`` and Open MPI 5 the processes that are left go on after a loss, as Horovod's do. Otherwise, and
-to use hosts that are added, all processes are started again: what stands before the function that :func:`run` decorates runs again,
+With ``ringpull launch --elastic --in-place`` and Open MPI 5 the surviving processes go on after a loss, as Horovod's do. Otherwise, and
+to use hosts that are added, all processes are started again: the code before the function that :func:`run` decorates runs again,
 and the function begins with the state of the newest commit.
 """
 
@@ -16,18 +16,18 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "Stat
 
 
 class _HostMessages:
-    """What the launcher has said of hosts: programs look whether there is anything."""
+    """The launcher's messages on hosts. Programs check whether there are any."""
 
     def __init__(self, snapshots: Snapshots | None) -> None:
         self._snapshots = snapshots
 
     def empty(self) -> bool:
-        """Whether the hosts are as they were at the start."""
+        """Returns True if the hosts have not changed since the start."""
         return self._snapshots is None or not self._snapshots.has_changed()
 
 
 class State(elastic.State):
-    """:class:`ringpull.elastic.State` with a name of Horovod's that its test programs use."""
+    """:class:`ringpull.elastic.State` with one more attribute, which Horovod's test programs use."""
 
     @property
     def _host_messages(self) -> _HostMessages:

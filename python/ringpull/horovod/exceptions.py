@@ -1,4 +1,4 @@
-"""Horovod's classes of errors, with our content."""
+"""Horovod's classes of errors, with our texts and attributes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed on some rank. Text and attributes are those of :class:`ringpull.KVStoreError`."""
+    """An operation failed on some rank. The error has the text and the attributes of a :class:`ringpull.KVStoreError`."""
 
 
 class SplitsError(HorovodInternalError, ValueError):
-    """Splits of an alltoall that do not fit the tensor: a ``ValueError`` in ``horovod.torch``, a ``RuntimeError`` in
-    ``horovod.mxnet``, so both here."""
+    """Splits of an alltoall that do not fit the tensor. It is a ``ValueError`` and a ``RuntimeError``: ``horovod.torch`` raises the first,
+    ``horovod.mxnet`` the second."""
 
 
 class NotInitializedError(ValueError):
@@ -30,7 +30,7 @@ _classes: dict[type[KVStoreError], type[Any]] = {}
 
 
 def as_horovod_error(error: KVStoreError) -> KVStoreError:
-    """The same error, which ``except HorovodInternalError`` catches too."""
+    """The error in a form that ``except HorovodInternalError`` catches too."""
     kind = type(error)
     if issubclass(kind, HorovodInternalError):
         return error

@@ -1,4 +1,4 @@
-"""``horovod.common.util``: what a program asks about Horovod's build, and small functions of its."""
+"""``horovod.common.util``: questions about Horovod's build, and small helper functions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = [
     "split_list",
 ]
 
-#: Frameworks with names of Horovod's here.
+#: The frameworks for which this package has Horovod's names.
 _FRAMEWORKS = ("torch", "mxnet", "keras", "tensorflow")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether ``horovod.NAME`` can be imported. For ``tensorflow`` that is ``horovod.tensorflow.keras``."""
+    """Returns True if ``horovod.NAME`` can be imported; for ``tensorflow``, if ``horovod.tensorflow.keras`` can."""
     return ext_base_name in _FRAMEWORKS and importlib.util.find_spec(ext_base_name) is not None
 
 
 def check_extension(ext_name: str, *arguments: Any) -> None:
-    """Raises ``ImportError`` unless :func:`extension_available`."""
+    """Raises ``ImportError`` unless :func:`extension_available` returns True."""
     name = ext_name.removeprefix("horovod.")
     if not extension_available(name):
         raise ImportError(f"horovod.{name} cannot be imported\n  hint: install {name if name in _FRAMEWORKS else 'one of ' + ', '.join(_FRAMEWORKS)}")
@@ -45,12 +45,12 @@ def check_installed_version(name: str, version: str, exception: Exception | None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """False: collectives of Horovod's names run in host memory."""
+    """Returns False: collectives under Horovod's names run in host memory."""
     return False
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether this build has MPI."""
+    """Returns True if this build has MPI."""
     return basics.mpi_built()
 
 
@@ -75,24 +75,24 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether the number is a power of two."""
+    """Returns True if the number is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(values: Sequence[Any], n: int) -> list[Sequence[Any]]:
-    """``n`` parts of a list, one behind the other, of which the first are longer by one if they do not divide."""
+    """Splits a list into ``n`` consecutive parts. If the parts cannot be equal, the first ones are longer by one."""
     each, more = divmod(len(values), n)
     ends = [part * each + min(part, more) for part in range(n + 1)]
     return [values[start:stop] for start, stop in zip(ends, ends[1:])]
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether it can be iterated over."""
+    """Returns True if the object can be iterated over."""
     return isinstance(x, Iterable)
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether the version ``ver`` is ``target`` or later, by the first three numbers."""
+    """Returns True if the version ``ver`` is ``target`` or later. Compares the first three numbers."""
 
     def numbers(version: str) -> list[int]:
         found = [int("".join(filter(str.isdigit, part)) or 0) for part in version.split("+")[0].split(".")[:3]]

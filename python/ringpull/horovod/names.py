@@ -1,7 +1,7 @@
-"""Horovod's names that have another place here, or none: one table of each.
+"""Two tables of Horovod's names: modules that have another place here, and hints for names that are missing here.
 
-`Finder` imports Horovod's modules from their places, and lets each module of this package say of a name that it has not
-what to do. So a program that touches any name of Horovod's has it, or an error with a hint.
+`Finder` imports Horovod's modules from their places. It also makes each module of this package raise an error with a hint
+for a name that the module lacks. So a program that uses a name of Horovod's gets it, or an error with a hint.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 __all__ = ["VERSION", "Finder", "explain"]
 
-#: The version whose names and meaning these are.
+#: The version of Horovod that this package follows in names and meaning.
 VERSION = "0.28.1"
 
 _OURS = "ringpull.horovod"
 
-#: Modules of Horovod's with another place, and so what is in them. Of several the longest counts.
+#: Modules of Horovod that have another place here; their submodules move with them. If several entries match, the longest counts.
 _PLACES = {
     "horovod": _OURS,
     "horovod.common": _OURS,
@@ -40,16 +40,16 @@ _PLACES = {
     "horovod.torch.elastic.state": f"{_OURS}.torch.elastic",
 }
 
-#: What these modules of ours are called in an error.
+#: Horovod's names of some of our modules, for errors.
 _THEIRS = {place: known for known, place in _PLACES.items() if re.match(r"horovod\.(common\.|runner)", known)}
 
-#: What to do without a name, by what the whole name matches first.
+#: The hints for names that are missing here. The first pattern that matches the full dotted name counts.
 _HINTS = {
-    r"horovod\.(spark|ray)\b.*": "start the job with ringpull launch -n N -- python SCRIPT: nothing of Spark and Ray is here",
+    r"horovod\.(spark|ray)\b.*": "start the job with ringpull launch -n N -- python SCRIPT: Spark and Ray are not supported",
     r"horovod\.runner\b.*": "start jobs with ringpull launch -n N -- python SCRIPT, or by horovod.run(function, num_proc=N)",
     r"horovod\.tensorflow\b.*": (
-        "TensorFlow is here with Keras alone: import horovod.tensorflow.keras as hvd."
-        " hvd.DistributedOptimizer reduces what its apply_gradients is given, also in a loop with GradientTape"
+        "TensorFlow is supported with Keras alone: import horovod.tensorflow.keras as hvd."
+        " hvd.DistributedOptimizer reduces the gradients that its apply_gradients gets, also in a loop with GradientTape"
     ),
     r".*\.(TensorFlowKerasState|LocalGradientAggregation\w+|create_distributed_optimizer|CallableList)": "use hvd.elastic.KerasState and hvd.DistributedOptimizer",
     r"horovod\._keras\b.*": "import horovod.keras as hvd",
@@ -66,13 +66,13 @@ _HINTS = {
     r".*\.(get_average|handle_average|check_num_rank)\w*": "leave it out, and give op=hvd.Average or another to the call",
     r".*\.(Horovod(All|Bro|Gro|Red)\w+)": "call hvd.allreduce and its like, which can be differentiated",
     r".*\.(run_fn|\w*otification\w*|HostUpdateResult)": "decorate the function with hvd.elastic.run",
-    r".*\.(\w*StateHandler|\w+_handler_registry)": "give the object to the state: one with state_dict and load_state_dict is saved by these",
+    r".*\.(\w*StateHandler|\w+_handler_registry)": "pass the object to the state: it saves and restores an object by the object's state_dict and load_state_dict",
     r".*": "docs/how-to/horovod.md lists what is here; dir() of the module has its names",
 }
 
 
 def _theirs(rest: str) -> str:
-    """Horovod's name of what is here, of which `rest` follows our package's name."""
+    """Horovod's name of the module or attribute whose name here is `ringpull.horovod` followed by `rest`."""
     parent, dot, last = f"{_OURS}{rest}".rpartition(".")
     return _THEIRS[parent] + dot + last if parent in _THEIRS else f"horovod{rest}"
 
@@ -83,13 +83,13 @@ def _absent(name: str) -> str:
 
 
 def _place_of(name: str) -> str:
-    """Where the module of Horovod's is here, if it is."""
+    """The place that a module of Horovod has here, if it is here."""
     known = next(known for known in sorted(_PLACES, key=len, reverse=True) if f"{name}.".startswith(f"{known}."))
     return _PLACES[known] + name.removeprefix(known)
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What `importlib.metadata` says of the package `horovod`."""
+    """The metadata of the package `horovod` for `importlib.metadata`."""
 
     def read_text(self, filename: str) -> str | None:
         return f"Metadata-Version: 2.1\nName: horovod\nVersion: {VERSION}\n" if filename == "METADATA" else None
@@ -99,12 +99,12 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module of Horovod's at its place here, by Horovod's name or by ours."""
+    """Finds a module of Horovod at its place here, by Horovod's name or by ours."""
 
     def __init__(self, root: str) -> None:
         #: `horovod`, or our package.
         self._root = root
-        #: The own specs of modules that are being imported.
+        #: The specs that modules have under our names, while the modules are being imported by Horovod's names.
         self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
@@ -115,13 +115,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         found = importlib.machinery.PathFinder.find_spec(name, path, target)
         if found is None:
-            # By this name, so that `from PACKAGE import NAME` gives it on.
+            # The error carries Horovod's name: `from PACKAGE import NAME` hides an error that carries the name it looks for, which is ours.
             raise ModuleNotFoundError(_absent(theirs), name=theirs)
         _explain_after(found.loader)
         return found
 
     def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
-        """The package, for a program that asks for its version."""
+        """The package `horovod`, for a program that asks for its version."""
         return [_Distribution()] if self._root == "horovod" and getattr(context, "name", None) in (None, "horovod") else []
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -136,20 +136,20 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It was executed under its own name, and stays what that says."""
+        """Gives the module back the spec of our name, under which it has been executed already."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name)
 
 
 def explain(module: ModuleType) -> None:
-    """From now on the module raises an error with a hint for a name that it has not.
+    """Makes the module raise an error with a hint for a name that it lacks.
 
-    Horovod's modules import many of their names from each other, and programs use them from there: so a module has those of its front
-    end too, and what all front ends have.
+    Horovod's modules import many names from each other, and programs use these names from any of the modules. So a module also has the
+    names of its front end, and the names that all front ends have.
     """
     name = module.__name__
     front = name.split(".")[2:3]
-    # Of TensorFlow without Keras there is nothing, so not even `init`.
+    # TensorFlow without Keras is not supported, so `horovod.tensorflow` has no name at all, not even `init`.
     others = [] if front in ([], ["tensorflow"]) else [f"{_OURS}.{front[0]}", f"{_OURS}.basics", f"{_OURS}.extensions"]
 
     def missing(attribute: str) -> Any:
@@ -158,20 +158,20 @@ def explain(module: ModuleType) -> None:
                 known = vars(importlib.import_module(other))
                 if attribute in known.get("__all__", ()) and attribute in known:
                     return known[attribute]
-            # With its name Python adds the one that may be meant.
+            # Given the name and the module, Python adds "Did you mean ...?" to the message.
             raise AttributeError(_absent(_theirs(f"{name.removeprefix(_OURS)}.{attribute}")), name=attribute, obj=module)
         if attribute == "__version__":
             return VERSION
         raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
 
-    # Not as a definition, by which type checkers would take every name to be there.
+    # Not as a definition: type checkers would then believe that the module has every name.
     vars(module)["__getattr__"] = missing
-    # With a path, `from MODULE import NAME` asks `Finder`, whose error Python shows; its own has no hint.
+    # If the module has a path, `from MODULE import NAME` asks `Finder` and shows its error. Otherwise Python's error has no hint.
     vars(module).setdefault("__path__", [])
 
 
 def _explain_after(loader: Any) -> None:
-    """Lets the loader of a module explain it."""
+    """Makes a loader call `explain` on its module after it has executed the module."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -181,5 +181,5 @@ def _explain_after(loader: Any) -> None:
     loader.exec_module = exec_module
 
 
-# Before the one that would take a file of our package for a second module by Horovod's name.
+# It stands before Python's path finder, which would load a file of our package a second time, under Horovod's name.
 sys.meta_path.insert(0, Finder(_OURS))

@@ -1,4 +1,4 @@
-"""The job and its process sets: who takes part in an operation."""
+"""The job and its process sets: the processes that take part in an operation."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["ProcessSet", "add_process_set", "get_process_sets", "global_process_
 class ProcessSet:
     """Some of the job's processes, given by their ranks or as a communicator of mpi4py.
 
-    ``init(process_sets=[...])`` or :func:`add_process_set` makes it known; until then it cannot be used.
+    ``init(process_sets=[...])`` or :func:`add_process_set` makes a set known. A set cannot be used before it is known.
     """
 
-    #: Its number; None while it is not known.
+    #: The set's number; None while the set is not known.
     process_set_id: int | None = None
-    #: The ranks of its processes, ascending; None while they are not known.
+    #: The ranks of the set's processes, ascending; None while the ranks are not known.
     ranks: list[int] | None = None
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
-        #: Over its processes; None on others.
+        #: The communicator over the set's processes; None on other processes.
         self._comm: Any = None
         if hasattr(ranks_or_comm, "Get_group"):
             self.mpi_comm = ranks_or_comm
@@ -40,26 +40,26 @@ class ProcessSet:
             self.ranks = sorted({int(rank) for rank in ranks_or_comm})
 
     def size(self) -> int:
-        """How many processes it has."""
+        """The number of processes of the set."""
         return len(self._known())
 
     def rank(self) -> int:
-        """This process's rank in it."""
+        """This process's rank in the set."""
         ranks, own = self._known(), job().rank
         if own not in ranks:
             raise ValueError(f"rank {own} has no rank in {self}\n  hint: ask included() first")
         return ranks.index(own)
 
     def included(self) -> bool:
-        """Whether this process is in it."""
+        """Returns True if this process is in the set."""
         return job().rank in self._known()
 
     def comm(self) -> Any:
-        """The communicator over its processes, of which this is one."""
+        """The communicator over the set's processes. Raises on a process that is not in the set."""
         self._known()
         if self._comm is None:
             raise HorovodInternalError(
-                f"rank {job().rank} called an operation of {self}, which it is not in\n  hint: call it where process_set.included()"
+                f"rank {job().rank} is not in {self}, but called an operation of this set\n  hint: call it only where process_set.included() is True"
             )
         return self._comm
 
@@ -70,7 +70,7 @@ class ProcessSet:
         return self.ranks
 
     def _resolve(self) -> list[int]:
-        """Its ranks, where it is given by a communicator of mpi4py."""
+        """The set's ranks. Computes them first if the set is given by a communicator of mpi4py."""
         if self.mpi_comm is not None:
             from mpi4py import MPI
 
@@ -94,20 +94,20 @@ _sets: dict[int, ProcessSet] = {}
 
 
 def _unpickled(ranks: list[int] | None) -> ProcessSet:
-    """That of these ranks which this process knows, or one that has to be made known; the global one for None."""
+    """The known process set of these ranks, or else a new one that is not yet known. For None, the global set."""
     known = (one for one in _sets.values() if one.ranks == ranks)
     return global_process_set if ranks is None else next(known, ProcessSet(ranks))
 
 
 def job() -> Any:
-    """The communicator over all processes; an error before ``init``."""
+    """The communicator over all processes. Raises before ``init``."""
     if global_process_set._comm is None:
         raise NotInitializedError("a call of Horovod's")
     return global_process_set._comm
 
 
 def begin(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job, and makes process sets known. If that was done, finds those that are given among them."""
+    """Joins the job, and makes process sets known. If the job has been joined before, looks up each given set among the known ones."""
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
         raise ValueError(f"process_sets={process_sets!r}\n  hint: give 'dynamic', or a list of process sets")
     given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
@@ -117,8 +117,8 @@ def begin(comm: Any = None, process_sets: Any = None) -> None:
         _make_known(sets)
     for one in sets:
         if not _find(one):
-            raise ValueError(f"init() again with {one}, which is not known\n  hint: make it known by add_process_set")
-    # Every rank has made the same sets known before one raises, and may call init again.
+            raise ValueError(f"{one} is not known, and a later call of init() makes no set known\n  hint: call hvd.add_process_set")
+    # All ranks have made the same sets known before any rank raises, so init can be called again.
     seen = {0}
     for one in sets:
         if one.process_set_id in seen:
@@ -146,7 +146,7 @@ def _join_job(comm: Any) -> None:
 
 def _make_known(sets: list[ProcessSet]) -> None:
     if any(one.mpi_comm is not None for one in sets):
-        # These may differ between ranks, and every rank has to know all.
+        # Communicators may differ between ranks, and every rank has to know the sets of all of them.
         mine = [one._resolve() for one in sets]
         everybodys = gather_objects(job(), mine)
         for at, one in enumerate(sets):
@@ -158,7 +158,7 @@ def _make_known(sets: list[ProcessSet]) -> None:
 
 
 def end() -> None:
-    """Forgets the process sets. The job goes on: MPI can be begun once in a process."""
+    """Forgets the process sets. The job goes on, because a process can initialise MPI only once."""
     for one in _sets.values():
         one.process_set_id = one._comm = None
     _sets.clear()
@@ -166,7 +166,7 @@ def end() -> None:
 
 
 def _find(process_set: ProcessSet) -> bool:
-    """Makes a set that known one which has the same ranks; whether there is one."""
+    """Gives a set the number and the communicator of the known set with the same ranks. Returns True if there is one."""
     ranks = process_set._resolve()
     for one in _sets.values():
         if one.ranks == ranks:
@@ -176,7 +176,7 @@ def _find(process_set: ProcessSet) -> bool:
 
 
 def _add(process_set: ProcessSet) -> bool:
-    """Makes a set known unless there is one of the same ranks, whose it then shares; whether it was new."""
+    """Makes a set known. If a set of the same ranks is known, shares its number and communicator instead. Returns True if the set was new."""
     ranks = process_set._resolve()
     whole = job()
     if not ranks or not 0 <= ranks[0] <= ranks[-1] < whole.size:
@@ -193,15 +193,15 @@ def _add(process_set: ProcessSet) -> bool:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Makes a process set known while the program runs. Collective: every process must add the same sets in the same order."""
+    """Makes a process set known while the program runs. Collective: all processes must add the same sets in the same order."""
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if not _add(made):
-        raise ValueError(f"there is a process set of ranks {made.ranks} already: number {made.process_set_id}")
+        raise ValueError(f"there is already a process set of ranks {made.ranks}: number {made.process_set_id}")
     return made
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forgets a process set; whether it was known and not that of all processes. Collective."""
+    """Forgets a process set. Returns False if the set was not known, or is the set of all processes. Collective."""
     number = process_set.process_set_id
     if number is None or number == 0 or number not in _sets:
         return False
@@ -212,17 +212,17 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def get_process_sets() -> dict[int, list[int]]:
-    """The known process sets: their numbers and ranks."""
+    """The ranks of each known process set, by its number."""
     job()
     return {number: list(one.ranks or ()) for number, one in _sets.items()}
 
 
-#: Names of operations that nobody has waited for yet, with their communicators.
+#: The operations that nobody has waited for yet, by their communicator and name.
 names: dict[tuple[Any, str], Any] = {}
 
 
 class _Renewed:
-    """After a loss of ranks the job has those that are left, no other process set, and nothing under way."""
+    """Renews the job after a loss of ranks: the global set has the surviving ranks, and no other set and no operation remains."""
 
     order = 0
 
@@ -243,7 +243,7 @@ followers.add(_renewed)
 
 
 def gather_objects(comm: Any, value: Any, name: str | None = None) -> list[Any]:
-    """Every rank's object, in the order of the ranks."""
+    """The objects of all ranks, in the order of the ranks."""
     packed = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
     try:
         lengths = numpy.asarray(comm.allgather(numpy.array([len(packed)], numpy.int64), name=name and f"{name}.lengths").wait())

@@ -14,7 +14,7 @@ from . import basics
 def main(folder: str) -> None:
     """Calls the function of the folder."""
     if not os.path.exists(os.path.join(folder, "function")):
-        sys.exit(f"horovod.run: this host has no {folder}\n  hint: call it in a folder that all hosts share")
+        sys.exit(f"horovod.run: this host has no {folder}\n  hint: call horovod.run in a folder that all hosts share")
     with open(os.path.join(folder, "function"), "rb") as file:
         sys.path[:] = pickle.load(file)
         function, arguments, keywords = pickle.load(file)
@@ -24,7 +24,7 @@ def main(folder: str) -> None:
     try:
         packed = pickle.dumps(result)
     except Exception as error:
-        sys.exit(f"horovod.run: the function's result cannot be sent back: {error}\n  hint: return None, or what pickle takes")
+        sys.exit(f"horovod.run: the function's result cannot be sent back: {error}\n  hint: return None, or an object that pickle takes")
     Path(folder, f"result.{basics.rank()}").write_bytes(packed)
 
 

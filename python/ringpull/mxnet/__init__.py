@@ -1,11 +1,11 @@
-"""Stores for MXNet 1.9: ``import ringpull.mxnet`` and ``mx.kv.create('dist_sync_mpi')`` is one of ours.
+"""Stores for MXNet 1.9: after ``import ringpull.mxnet``, ``mx.kv.create('dist_sync_mpi')`` makes one of our stores.
 
-So are ``gluon.Trainer(..., kvstore='dist_sync_mpi')`` and ``Module.fit(kvstore='dist_sync_mpi')``; nothing of MXNet is changed or
-rebuilt. The other kinds are ``ringpull_local``, ``ringpull_dist_sync`` and ``ringpull_dist_async``. A script that knows nothing of
-this package is run by ``python -m ringpull.mxnet SCRIPT ARGS...``.
+``gluon.Trainer(..., kvstore='dist_sync_mpi')`` and ``Module.fit(kvstore='dist_sync_mpi')`` use our store too. No file of MXNet is changed
+or rebuilt. The other kinds are ``ringpull_local``, ``ringpull_dist_sync`` and ``ringpull_dist_async``. To run a script that knows nothing
+of this package, use ``python -m ringpull.mxnet SCRIPT ARGS...``.
 
-In a process that ``ringpull launch`` started as a server or the scheduler, importing this package serves, and does not return.
-Import it before MXNet there: MXNet's own import would start its own server.
+In a process that ``ringpull launch`` started as a server or as the scheduler, the import of this package serves the job, and does not
+return. Import it before MXNet there: the import of MXNet would start MXNet's own server.
 """
 
 import os

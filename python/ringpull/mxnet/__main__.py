@@ -1,6 +1,6 @@
-"""``python -m ringpull.mxnet SCRIPT ARGS...``: runs a script that never heard of us, with our stores.
+"""``python -m ringpull.mxnet SCRIPT ARGS...``: runs a script that does not import this package, with our stores.
 
-In a job with servers (``ringpull launch -s N``) the names of MXNet's own distributed kinds are ours too, as the servers are.
+In a job with servers (``ringpull launch -s N``) the servers are ours, so the names of MXNet's own distributed kinds make our stores too.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Turns MXNet's optimizers into those that a store runs itself: on servers, or on each rank for its part."""
+"""Turns MXNet's optimizers into optimizers that a store runs itself: on servers, or on each rank for the rank's part of a key."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ..errors import UnsupportedError
 
 
 class StoredOptimizer:
-    """Takes the place of MXNet's updater, for stores that run the optimizer.
+    """Replaces MXNet's updater for stores that run the optimizer.
 
-    Learning rates, schedules, factors of keys and rescaling that change here reach the store before the next push.
+    If the learning rate, the schedule, factors of keys or the rescaling change here, the change reaches the store before the next push.
     """
 
     def __init__(self, optimizer: Any, kind: str) -> None:
         self.optimizer = optimizer
         self._kind = kind
-        #: The factors of the keys that the store had at the last change.
+        #: The factors at the last change, for all keys that the store had then.
         self._factors: dict[str, dict[int | str, float]] = {"lr_mult": {}, "wd_mult": {}}
         self._keys: set[int | str] = set()
 
     def at_push(self, key: int | str, keys: Collection[int | str]) -> optimizers.Optimizer:
-        """The optimizer as it is for the next push of ``key``, with the factors of all ``keys`` of the store."""
+        """The optimizer's settings for the next push of ``key``, with the factors of all ``keys`` of the store."""
         optimizer = self.optimizer
         if isinstance(optimizer, optimizers.Optimizer):
             return optimizer
         optimizer._update_count(key)
         if key not in self._keys or any(own.get(key, 1.0) != _factor(optimizer, name, key) for name, own in self._factors.items()):
-            # Those of all keys at once, whichever is pushed first: every worker sends the same changes.
+            # The factors of all keys change at once, whichever key is pushed first: so every worker sends the same changes.
             self._keys = set(keys)
             self._factors = {
                 name: {one: factor for one in keys if (factor := _factor(optimizer, name, one)) != 1.0} for name in self._factors
@@ -39,8 +39,8 @@ class StoredOptimizer:
         return mapped(optimizer, self._kind, **self._factors)
 
     def takes_rows(self) -> bool:
-        """Returns True if rows that a row-sparse gradient does not name stay as they are. Otherwise the gradient
-        counts as a dense one with zeros there."""
+        """Returns True if rows that a row-sparse gradient does not name stay unchanged. Otherwise the gradient counts as a dense one
+        with zeros in these rows."""
         optimizer = self.optimizer
         if isinstance(optimizer, (optimizers.Optimizer, mxnet.optimizer.AdaGrad)):
             return True
@@ -48,7 +48,8 @@ class StoredOptimizer:
 
 
 def _factor(optimizer: Any, name: str, key: int | str) -> float:
-    """The ``lr_mult`` or ``wd_mult`` of a key: of its parameter in Gluon, else by the key itself or by the name of its index."""
+    """The ``lr_mult`` or ``wd_mult`` of a key. In Gluon it is that of the key's parameter; else it is stored under the key itself, or
+    under the name of the key's index."""
     if key in optimizer.param_dict:
         return float(getattr(optimizer.param_dict[key], name))
     factors = getattr(optimizer, name)
@@ -56,14 +57,14 @@ def _factor(optimizer: Any, name: str, key: int | str) -> float:
 
 
 def mapped(optimizer: Any, kind: str, **factors: dict[int | str, float]) -> optimizers.Optimizer:
-    """The optimizer of ringpull that computes what one of MXNet's does."""
+    """The optimizer of ringpull that computes the same as an optimizer of MXNet."""
     if isinstance(optimizer, optimizers.Optimizer):
         return optimizer
     common: dict[str, Any] = {
         "learning_rate": optimizer.learning_rate,
         "wd": optimizer.wd,
         "rescale_grad": optimizer.rescale_grad,
-        # As in MXNet, 0 is no limit.
+        # As in MXNet, 0 means no limit.
         "clip_gradient": optimizer.clip_gradient or None,
         "multi_precision": optimizer.multi_precision,
         **factors,

@@ -13,10 +13,10 @@ from ..errors import UnavailableError, UnknownKindError
 from ..worker import warn_of_separate_models
 from .store import MXNetKVStore, as_mxnet_error
 
-#: Kinds whose names MXNet uses for stores of its own.
+#: Kinds of ours whose names MXNet uses for its own stores.
 _NATIVE = ("local", "device", "dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
-#: What else MXNet's documentation and examples call stores of its own.
+#: Other names of MXNet's own stores in its documentation and examples.
 _NATIVE_TOO = (
     "dist",
     "dist_device_sync",
@@ -29,7 +29,7 @@ _NATIVE_TOO = (
 
 
 def _class(name: str, kind: str) -> type[MXNetKVStore]:
-    """A store of ``kind`` whose type is ``name``; MXNet registers classes by their names and makes them without arguments."""
+    """A class ``name`` of stores of ``kind``. MXNet registers classes by their names, and calls them without arguments."""
     return type(name, (MXNetKVStore,), {"kind": kind, "__doc__": f"The store ``{kind}`` of ringpull."})
 
 
@@ -40,7 +40,7 @@ def _register(name: str, kind: str) -> None:
 
 
 def register() -> None:
-    """Registers every kind, and makes an unknown name an error: MXNet would create a local store, or a worker of a job with servers."""
+    """Registers every kind, and makes an unknown name an error. MXNet would create a local store for it, or a worker of a job with servers."""
     for kind in _native.KINDS:
         _register(f"ringpull_{kind}" if kind in _NATIVE else kind, kind)
     if getattr(kvstore.create, "_of_ringpull", False):
@@ -60,7 +60,7 @@ def register() -> None:
 
 
 def _name_keys_of_trainers() -> None:
-    """Lets our stores know what a Trainer's parameters, whose keys are numbers, are called."""
+    """Makes each Trainer tell our stores the names of its parameters, whose keys are numbers."""
     original = gluon.Trainer._init_kvstore
 
     def init_kvstore(self: Any) -> None:
@@ -72,7 +72,11 @@ def _name_keys_of_trainers() -> None:
 
 
 def _check_native(given: str) -> None:
-    """Raises if a name that is not registered is none of MXNet's own, or needs servers in a job without; warns where MXNet's store would be of this process alone."""
+    """Checks a name that is not registered.
+
+    Raises if MXNet has no store of this name, or if the store needs servers and the job has none. Warns if MXNet's store would be of this
+    process alone.
+    """
     name, registry = given.lower(), kvstore.KVStoreBase.kv_registry
     if name not in _NATIVE and name not in _NATIVE_TOO:
         ours = [known for known, klass in registry.items() if issubclass(klass, MXNetKVStore)]
@@ -92,7 +96,7 @@ def _check_native(given: str) -> None:
 
 
 def serve_native_names() -> None:
-    """Makes MXNet's names of distributed kinds ours: ``dist_sync``, ``dist_async``, and their device forms."""
+    """Registers our kinds under MXNet's names of distributed kinds: ``dist_sync``, ``dist_async``, and their device forms."""
     for kind in _NATIVE:
         if kind.startswith("dist"):
             _register(kind, kind)

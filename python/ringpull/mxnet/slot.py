@@ -1,7 +1,7 @@
-"""A key's array in MXNet's hands, and the operations on it that MXNet's dependency engine orders.
+"""A key's MXNet array, and the operations on it, which MXNet's dependency engine orders.
 
-Gradients are copied into the key's array by MXNet, which knows every layout an array may have; the engine then lends the array
-to the store, which sums it in place, and whatever reads it afterwards waits for that. No thread waits meanwhile.
+MXNet copies gradients into the key's array, because it knows every layout that an array may have. The engine then lends the array
+to the store, which sums it in place. Later reads of the array wait for the sum, but no thread waits meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def dtype_name(array: Any) -> str:
 
 
 class Slot:
-    """The state of one key: the array that travels, and the value that it updates if there is an updater."""
+    """The state of one key: the array that travels and, if there is an updater, the value that it updates."""
 
     def __init__(self, store: _native.Store, key: int | str, like: Any) -> None:
         self.store = store
@@ -32,7 +32,7 @@ class Slot:
         self.shape = like.shape
         self.dtype = like.dtype
         self.array: Any = mxnet.nd.zeros(like.shape, ctx=mxnet.cpu(), dtype=like.dtype)
-        #: The value that an updater keeps; without one the travelling array is the value.
+        #: The value that an updater changes. Without an updater the travelling array is the value.
         self.weight: Any = None
         self.array.wait_to_read()
         address = ctypes.c_void_p()
@@ -41,9 +41,9 @@ class Slot:
         self._dtype_name = dtype_name(like)
 
     def submit(self, what: str, priority: int = 0) -> None:
-        """Lets the engine do ``push``, ``pull``, ``pushpull`` or ``sum`` with the array, when its earlier uses are done.
+        """Makes the engine do ``push``, ``pull``, ``pushpull`` or ``sum`` with the array, after the array's earlier uses.
 
-        A ``sum`` is a pushpull whose result this array alone has.
+        A ``sum`` is a pushpull whose result is only in this array.
         """
         handle = self.array.handle.value or 0
         code = _engine.submit(
@@ -52,7 +52,7 @@ class Slot:
         check_call(code)
 
     def gather(self, values: list[Any]) -> None:
-        """The array becomes the sum of the values, which may be on any device and in any of MXNet's layouts."""
+        """Sets the array to the sum of the values. These may be on any device and in any of MXNet's layouts."""
         values[0].copyto(self.array)
         for value in values[1:]:
             other = mxnet.nd.empty(self.shape, ctx=mxnet.cpu(), dtype=self.dtype)
@@ -65,7 +65,7 @@ class Slot:
         return self.array if self.weight is None else self.weight
 
     def keep_weight(self) -> Any:
-        """The value apart from the travelling array, which is going to hold gradients."""
+        """Gives the value an array of its own, because the travelling array is going to hold gradients. Returns it."""
         if self.weight is None:
             self.weight = self.array.copy()
         return self.weight

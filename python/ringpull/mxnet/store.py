@@ -1,10 +1,10 @@
 """The KVStore that MXNet sees.
 
-Nothing here waits for communication: a call enqueues copies and operations in MXNet's dependency engine and returns, and reading
-an output waits, as with every operation of MXNet. Only ``init`` and row-sparse values wait, for their inputs.
+Nothing here waits for communication. A call enqueues copies and operations in MXNet's dependency engine and returns. A program that
+reads an output waits, as with every operation of MXNet. Only ``init`` and row-sparse operations wait, for their inputs.
 
-With an optimizer of MXNet's, or an updater, the store sums gradients and every rank runs the updater on the sum, as ordinary
-operations of MXNet. So learning rates change at once, and states can be saved. With servers, and with an optimizer of
+With an optimizer of MXNet, or an updater, the store sums gradients, and every rank runs the updater on the sum by ordinary
+operations of MXNet. So learning rates change at once, and states can be saved. With servers, or with an optimizer of
 ``ringpull``, the store runs the optimizer and holds the value.
 """
 
@@ -38,7 +38,7 @@ uncaught.knows(_native.DependencyEngine.fault)
 
 
 def _end_mxnet() -> None:
-    """MXNet's own end of the program, which raises once more what an operation on a store has met: by then that has been raised or printed."""
+    """Ends MXNet as MXNet itself does, and ignores the error that it raises: an operation's error has been raised or printed before."""
     try:
         mxnet.base._notify_shutdown()
     except MXNetError as error:
@@ -46,19 +46,19 @@ def _end_mxnet() -> None:
             raise
 
 
-# What is registered last runs first: MXNet's own end of the program drops operations that its engine has not
-# begun.
+# MXNet's own exit handler drops operations that its engine has not begun. It is registered again before our stores register
+# theirs, because the handler that is registered last runs first.
 atexit.unregister(mxnet.base._notify_shutdown)
 atexit.register(_end_mxnet)
 atexit.register(close_stores)
 
-#: Functions of MXNet that wait for its engine, and so for what a store owes it.
+#: Functions of MXNet that wait for its engine, and so for the store's operations in it.
 _WAITS = {"asnumpy", "asscalar", "item", "wait_to_read", "waitall"}
 waits_in("mxnet", _WAITS.__contains__)
 
 
 def _record_waits() -> None:
-    """Lets the timeline, if there is one, have when the program waits in MXNet."""
+    """Makes the timeline, if there is one, record the times in which the program waits in MXNet."""
     if _native.timeline_ns() is None or hasattr(mxnet.nd.NDArray.wait_to_read, "_of_ringpull"):
         return
 
@@ -83,7 +83,7 @@ _mxnet_classes: dict[str, type[KVStoreError]] = {}
 
 
 def as_mxnet_error(error: KVStoreError) -> KVStoreError:
-    """The same error, which ``except MXNetError`` catches too."""
+    """The error in a form that ``except MXNetError`` catches too."""
     if issubclass(type(error), MXNetError):
         return error
     kind = type(error)
@@ -96,7 +96,7 @@ def as_mxnet_error(error: KVStoreError) -> KVStoreError:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of the store: not recorded by autograd, and with errors that are MXNet's too."""
+    """Wraps a method of the store: autograd does not record it, and its errors are also MXNet errors."""
 
     @functools.wraps(function)
     def call(self: MXNetKVStore, *args: Any, **keywords: Any) -> Any:
@@ -115,7 +115,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
     kind = "local"
 
     def __init__(self) -> None:
-        # MXNet's own constructor wants a handle of its C API, which this store does not have.
+        # MXNet's own constructor needs a handle of its C API, and this store has none.
         self.handle = None
         self._updater: Any = None
         self._slots: dict[Any, Slot] = {}
@@ -127,30 +127,30 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             raise as_mxnet_error(error) from None
         _record_waits()
         self._has_servers = self.kind.startswith("dist") and self.kind != "dist_sync_mpi"
-        #: Whether the store itself runs the optimizer and holds the value.
+        #: True if the store itself runs the optimizer and holds the value.
         self._stored = self._has_servers
         self._sharded = False
         self._closing = _Closing(self._native)
         leave_at_exit(self._closing)
 
     def __del__(self) -> None:
-        # As MXNet's own stores do, after what its engine has not begun.
+        # Like MXNet's own stores, this one ends after the operations that the engine has not begun yet.
         closing = getattr(self, "_closing", None)
         if closing is not None:
             leave(closing)
 
-    # What the store is.
+    # Facts about the store.
 
     @property
     def type(self) -> str:
-        """The name it was created by."""
+        """The name by which the store was created."""
         return type(self).__name__
 
     # Values.
 
     @_method
     def init(self, key: Any, value: Any) -> None:
-        """Gives keys their first values; rank 0's win. Row-sparse ones are for the servers of ``dist_hybrid``."""
+        """Gives keys their first values; rank 0's values count. Row-sparse values are for the servers of ``dist_hybrid``."""
         for one, values in self._pairs(key, value):
             dense = _dense(values[0])
             self._native.init(one, dense.asnumpy(), values[0].stype == "row_sparse")
@@ -167,7 +167,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copies keys' values into outputs; row-sparse ones are left alone unless ``ignore_sparse`` is false."""
+        """Copies keys' values into outputs. Does not change row-sparse outputs, unless ``ignore_sparse`` is false."""
         for one, outs in self._fit(arguments.outputs(key, out)):
             slot = self._checked(one, "pull", outs, any_dtype=True)
             dense = [o for o in outs if o.stype == "default"]
@@ -182,7 +182,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """``push`` and ``pull`` in one; without ``out`` into the values."""
+        """Does ``push`` and ``pull`` in one. Without ``out`` it pulls into the values."""
         outs_of = [outs for _, outs in self._pairs(key, value if out is None else out)]
         work = []
         for (one, values), outs in zip(self._pairs(key, value), outs_of, strict=True):
@@ -198,26 +198,26 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Outputs, which are row-sparse, get the rows of the key's value that ``row_ids`` names, and no others."""
+        """Copies the rows that ``row_ids`` names from the key's value into the outputs, which are row-sparse. The outputs get no other rows."""
         for one, sparse, ids in arguments.rows(key, out, row_ids):
             self._pull_rows(self._checked(one, "row_sparse_pull", [sparse], any_dtype=True), sparse, ids, priority)
 
-    # What a gradient does to a value.
+    # Updates: the change that a gradient makes to a value.
 
     @_method
     def set_optimizer(self, optimizer: Any, sharded: bool | None = None) -> None:
-        """Lets an optimizer of MXNet's, or one of ``ringpull``, apply every push made from now on.
+        """Makes an optimizer of MXNet, or one of ``ringpull``, apply every push made from now on.
 
         With ``sharded`` each rank of ``dist_sync_mpi`` has the states of its part of every key: see
-        ``ringpull.KVStore``. The store then runs the optimizer itself, so it has to be one that ``ringpull``
-        has: sgd, nag, adam, adagrad, rmsprop or test. It stays sharded, so ``gluon.Trainer`` may set its optimizer later. Kinds
-        of one process, and those with servers, are as without it.
+        ``ringpull.KVStore``. The store then runs the optimizer itself, so the optimizer must be one that ``ringpull``
+        has: sgd, nag, adam, adagrad, rmsprop or test. The store stays sharded, so ``gluon.Trainer`` may set its optimizer later. For
+        kinds of one process, and for kinds with servers, ``sharded`` changes nothing.
         """
         is_ours = isinstance(optimizer, optimizers.Optimizer)
         if not is_ours and not isinstance(optimizer, mxnet.optimizer.Optimizer):
             raise ArgumentError(
-                f"a {type(optimizer).__name__} as an optimizer\n"
-                "  hint: give one of mxnet.optimizer, or such as ringpull.SGD()"
+                f"a {type(optimizer).__name__} is no optimizer\n"
+                "  hint: give one of mxnet.optimizer, or one of ringpull's, such as ringpull.SGD()"
             )
         is_sharded = (self._sharded if sharded is None else sharded) and self.kind == "dist_sync_mpi"
         is_kept = self._has_servers or is_sharded
@@ -226,10 +226,10 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             return
         if any(slot.weight is not None for slot in self._slots.values()):
             raise UnsupportedError(
-                f"set_optimizer of one that the store runs, in a {self.kind} whose ranks run an updater\n"
+                f"set_optimizer: this optimizer runs in the store, but the ranks of this {self.kind} run an updater already\n"
                 "  hint: set it before the first push, or create another store"
             )
-        # Raises if there is none of ours for it.
+        # Raises if ringpull has no such optimizer.
         ours = mapped(optimizer, self.kind)
         if is_ours:
             self._send(ours, is_sharded)
@@ -239,7 +239,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def _set_updater(self, updater: Callable[[Any, Any, Any], None]) -> None:
-        """Lets ``updater(key, received, stored)`` apply every push made from now on; it changes ``stored``."""
+        """Makes ``updater(key, received, stored)`` apply every push made from now on. It changes ``stored``."""
         if self._stored:
             raise UnsupportedError(
                 f"set_updater is not supported by {self.kind}: the store runs the optimizer itself\n"
@@ -255,7 +255,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states to a file, whole or not at all."""
+        """Writes the optimizer's states to a file. If that fails, the file stays as it was."""
         if self._stored:
             self._settle()
             self._native.save_optimizer_states(os.fspath(fname), dump_optimizer)
@@ -266,7 +266,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def load_optimizer_states(self, fname: str) -> None:
-        """Reads what ``save_optimizer_states`` wrote. Every rank must load the same."""
+        """Reads states that ``save_optimizer_states`` wrote. All ranks must load the same states."""
         if self._stored:
             self._settle()
             self._native.load_optimizer_states(os.fspath(fname))
@@ -277,8 +277,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             self._updater.set_states(file.read())
 
     def name_keys(self, names: Mapping[Any, str]) -> None:
-        """Sets the names of keys in errors and warnings, beside their numbers; ``gluon.Trainer`` gives its
-        parameters' names."""
+        """Sets the names that errors and warnings show beside the numbers of keys. ``gluon.Trainer`` sets its parameters' names."""
         for key, name in names.items():
             _native.name_key(key, name)
 
@@ -298,7 +297,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             "  hint: use set_optimizer"
         )
 
-    # How it is done.
+    # Helpers.
 
     def _pairs(self, key: Any, value: Any) -> Iterator[tuple[Any, list[Any]]]:
         return self._fit(pairs(key, value))
@@ -311,13 +310,13 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             yield one, [array if array.stype != "default" else array.as_nd_ndarray() for array in values]
 
     def _checked(self, key: Any, operation: str, arrays: list[Any], any_dtype: bool = False) -> Slot:
-        """The key's slot, if it has one and the arrays fit it."""
+        """The key's slot. Raises if the key has none, or if the arrays do not fit it."""
         slot = self._slots.get(key)
         for array in arrays:
             dtype = dtype_name(slot.array if slot is not None and any_dtype else array)
             self._native.check(key, operation, array.shape, dtype)
         if slot is None:
-            # Raises, also for an empty list.
+            # The store raises, also for an empty list.
             self._native.check(key, operation, (), "f32")
             raise UnknownKeyError(f"{operation} of key {key!r}: the key has not been initialised\n  hint: call init first")
         return slot
@@ -333,8 +332,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             self._push_rows(slot, values, priority, what)
             return
         slot.gather(values)
-        # Without an updater in the store the sum, which comes back in place, is the value or what the updater
-        # is given.
+        # If the store runs no optimizer, the sum comes back in place. It is the key's value, or the updater's input.
         slot.submit(what if self._stored else "sum", priority)
         if self._updater is not None and slot.weight is not None and not self._stored:
             self._updater(slot.key, slot.array, slot.weight)
@@ -347,7 +345,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             shape = (len(ids), *slot.shape[1:])
             data = sparse.data.asnumpy() if len(ids) else numpy.zeros(shape, slot.dtype)
             rows.append((ids.tolist(), data))
-        # What was called before on this key comes before.
+        # Earlier calls on this key must be done first.
         slot.array.wait_to_read()
         self._native.push_rows(slot.key, rows, slot.shape, priority)
         if self._stored and what == "push":
@@ -363,7 +361,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     def _pull_rows(self, slot: Slot, out: Any, row_ids: Any, priority: int) -> None:
         if out.stype != "row_sparse":
-            raise ArgumentError(f"row_sparse_pull of key {slot.key!r} into a dense array\n  hint: give a row_sparse array, or use pull")
+            raise ArgumentError(f"row_sparse_pull of key {slot.key!r} into a dense array\n  hint: give a row_sparse array as out, or use pull")
         ids = numpy.unique(row_ids.asnumpy().astype(numpy.int64)) if row_ids.size else numpy.zeros(0, numpy.int64)
         if len(ids) and not 0 <= ids[0] <= ids[-1] < slot.shape[0]:
             raise ArgumentError(
@@ -386,7 +384,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         found.copyto(out)
 
     def _send(self, optimizer: optimizers.Optimizer, is_sharded: bool) -> None:
-        """Makes the store's optimizer this one, for the pushes after those called so far."""
+        """Makes this the store's optimizer, from the next push on."""
         wanted = optimizer.spec(), is_sharded, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
         if wanted != self._last_sent:
             self._settle()
@@ -394,13 +392,13 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             self._last_sent = wanted
 
     def _settle(self) -> None:
-        """Waits until every push called so far has reached the store: those in MXNet's engine have not."""
+        """Waits until every push called so far has reached the store. Pushes that wait in MXNet's engine have not reached it."""
         for slot in self._slots.values():
             slot.array.wait_to_read()
 
 
 class _Closing:
-    """Ends a store at the end of the program, after MXNet has done what was called."""
+    """Ends a store at the end of the program, after MXNet has done all operations that were called."""
 
     def __init__(self, native: _native.Store) -> None:
         self._native = native
@@ -410,7 +408,7 @@ class _Closing:
         mxnet.nd.waitall()
 
     def report_failure(self, why: str) -> None:
-        """Tells the other workers why this one ends."""
+        """Tells the other workers the reason why this worker ends."""
         self._native.report_failure(why)
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""Collectives for the devices that a process group of PyTorch's has for us, beside other backends for others.
+"""Collectives for the devices that a process group of PyTorch gives us. Other devices of the group may have other backends.
 
-The group is PyTorch's own. So its dispatcher, profiler, flight recorder and debug level see each call. C++ hands
-callers in Python a stand-in for the work that a backend in Python returns: it waits and has a future, and nothing
-else. :func:`answer` gives them the work itself.
+The group is PyTorch's own. So its dispatcher, profiler, flight recorder and debug level see each call. If a backend in Python returns a
+work, C++ gives callers in Python a stand-in for it, which can only wait and has a future. :func:`answer` gives callers the work itself.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _c10d: Any = importlib.import_module("torch._C._distributed_c10d")
 _distributed: Any = torch.distributed
 
 
-#: PyTorch 1.13 has none.
+#: PyTorch 1.13 has no such class.
 _Base: Any = getattr(_c10d, "Backend", object)
 
 
@@ -44,14 +43,14 @@ def is_derived() -> bool:
 
 
 class _Call(threading.local):
-    """The call of this thread that returns our work, and the work that it has begun."""
+    """This thread's call that returns our work, and the work that the call has begun."""
 
     is_answered = False
     work: Work | None = None
 
 
 _call = _Call()
-#: Calls that some ranks of a group make and others do not.
+#: Calls that only some ranks of a group make.
 _OF_PAIRS = ("send", "recv", "coalesced operations")
 
 
@@ -63,10 +62,10 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         _Base.__init__(self, comm.rank, comm.size)
         self._comm, self._limit, self.begun = comm, limit, Begun()
         self._store, self.options, self._split = store, options, split
-        #: Calls that every rank makes alike, and monitored barriers among them.
+        #: The number of calls that every rank makes, and the number of monitored barriers among them.
         self._calls = self._monitored = 0
 
-    #: A property of PyTorch's would be looked up in C++ again.
+    #: It replaces PyTorch's property, which would look for the value in C++ again.
     options: Any = None
     supports_splitting = True
 
@@ -84,8 +83,8 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         """Does nothing: each rank begins with 0."""
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> Backend:
-        """The backend of some ranks of this one, in that order. The others get one that nobody uses: PyTorch takes
-        no None."""
+        """The backend of some of this backend's ranks, in the given order. Other ranks get a backend that nobody uses, because PyTorch does
+        not accept None."""
         ranks = list(ranks)
         if self._comm.rank not in ranks:
             return Backend(self._comm, self._limit, store, options, self._split)
@@ -93,12 +92,11 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         return found
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Does nothing: the ranks of a group make it alone."""
+        """Does nothing: only the ranks of a group take part in making it."""
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
-        """Returns when every rank has called it. It raises on each rank if one has not within the timeout from rank
-        0's call on; rank 0's error names one, or all. A rank that hears nothing of rank 0 raises after twice the
-        timeout."""
+        """Returns when every rank has called it. If a rank has not called it within the timeout, counted from rank 0's call, it raises on
+        each rank. The error on rank 0 names one missing rank, or all. A rank that hears nothing from rank 0 raises after twice the timeout."""
         limit: timedelta = options.timeout
         end = time.monotonic() + limit.total_seconds()
         self._monitored += 1
@@ -107,7 +105,7 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         if self._comm.rank != 0:
             self._store.set(f"{name}/{self._comm.rank}", "")
             try:
-                # Rank 0 may need all of its time to see who is missing.
+                # Rank 0 may need its whole timeout to find the missing ranks.
                 self._store.wait([name], 2 * limit)
                 error = self._store.get(name).decode()
             except _distributed.DistStoreError:
@@ -129,7 +127,7 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         error = f"{names} failed to pass monitoredBarrier in {limit.total_seconds() * 1000:.0f} ms" if missing else ""
         self._store.set(name, error)
         if missing:
-            raise raised(StalledError(f"{who}: {error}\n  hint: find out what it does meanwhile, or give a longer timeout"))
+            raise raised(StalledError(f"{who}: {error}\n  hint: find out what the missing ranks are doing, or give a longer timeout"))
 
 
 def is_ours(group: Any) -> bool:
@@ -139,7 +137,7 @@ def is_ours(group: Any) -> bool:
     if not is_derived() or not isinstance(group, _c10d.ProcessGroup):
         return False
     found = [group._get_backend(device) for device in group._device_types]
-    # At the debug level DETAIL there is a wrapper around it.
+    # At the debug level DETAIL there is a wrapper around the backend.
     return any(isinstance(getattr(backend, "wrapped_pg", backend), Backend) for backend in found)
 
 
@@ -162,7 +160,7 @@ def _answering(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def answer() -> None:
-    """Lets the calls of process groups return our work from now on, where it is ours."""
+    """Makes calls of process groups return our work itself from now on, if our backend has begun it."""
     for name in [name for name, method in vars(Collectives).items() if _begins_work(name, method)]:
         setattr(_c10d.ProcessGroup, name, _answering(getattr(_c10d.ProcessGroup, name)))
     split = _c10d.ProcessGroup.split_group

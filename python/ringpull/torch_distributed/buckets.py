@@ -1,9 +1,8 @@
-"""The memory of DistributedDataParallel's buckets: it is shared by the ranks of a host, which then add each
-other's gradients where they are.
+"""The memory of DistributedDataParallel's buckets. The ranks of a host share it, and so add each other's gradients in place.
 
-PyTorch's reducer allocates a bucket by ``at::empty``, when it is made and once more when it knows the order of
-the gradients. A backend may have a say in that (``allocateTensor``), but not one in Python, as its arguments
-have no form there. So the reducer of a group of ours allocates under a dispatch mode, which gives it memory of
+PyTorch's reducer allocates the buckets by ``at::empty``: when the reducer is made, and once more when it knows the order of
+the gradients. A backend can provide this memory (``allocateTensor``), but not a backend in Python, because the arguments
+cannot be converted. So the reducer of a group of ours allocates under a dispatch mode, which gives it memory of
 :func:`ringpull.zeros`.
 """
 
@@ -21,15 +20,15 @@ from .backend import is_ours
 
 __all__ = ["share"]
 
-#: What PyTorch has differs from version to version.
+#: Untyped, because the attributes of PyTorch differ from version to version.
 _torch: Any = torch
 _distributed: Any = torch.distributed
-#: From this length on memory is shared: see :func:`ringpull.zeros`.
+#: The least length of memory that is shared: see :func:`ringpull.zeros`.
 _LEAST_BYTES = 128 << 10
 
 
 class _Shared(TorchDispatchMode):
-    """Gives large buffers in host memory from what the ranks of a host share."""
+    """Allocates large buffers of host memory in memory that the ranks of a host share."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -44,7 +43,7 @@ class _Shared(TorchDispatchMode):
 
 
 class _Reducer(_distributed.Reducer):  # type: ignore[misc]
-    """PyTorch's reducer, with buckets in memory that ranks share if its group is ours."""
+    """PyTorch's reducer. If its group is ours, its buckets are in memory that ranks share."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.group = next((given for given in (*args, *kwargs.values()) if is_ours(given)), None)
@@ -56,7 +55,7 @@ class _Reducer(_distributed.Reducer):  # type: ignore[misc]
             super().__init__(*args, **kwargs)
 
     def _rebuild_buckets(self) -> bool:
-        # Called in each forward pass; only one of them makes buckets.
+        # This is called in each forward pass, but only one of these calls makes buckets.
         if not self._is_ours:
             return bool(super()._rebuild_buckets())
         with _Shared():
@@ -66,7 +65,8 @@ class _Reducer(_distributed.Reducer):  # type: ignore[misc]
 
 
 def _register_builtin_comm_hook(reducer: Any, kind: Any, register: Any = _distributed._register_builtin_comm_hook) -> None:
-    """As PyTorch's. Its hook in C++ that compresses wants a future that C++ completes; it has the same in Python."""
+    """Replaces PyTorch's function. The compressing hook in C++ needs a future that C++ completes, so this uses PyTorch's equal hook in
+    Python."""
     group = getattr(reducer, "group", None)
     if group is None or kind != _distributed.BuiltinCommHookType.FP16_COMPRESS:
         register(reducer, kind)
@@ -75,6 +75,6 @@ def _register_builtin_comm_hook(reducer: Any, kind: Any, register: Any = _distri
 
 
 def share() -> None:
-    """Lets DistributedDataParallel make its buckets so from now on, for groups of ours alone."""
+    """Makes DistributedDataParallel put its buckets into shared memory from now on, but only for groups of ours."""
     _distributed.Reducer = _Reducer
     _distributed._register_builtin_comm_hook = _register_builtin_comm_hook

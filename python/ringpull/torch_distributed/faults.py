@@ -1,4 +1,4 @@
-"""Errors of communicators as PyTorch's programs catch them."""
+"""Errors of communicators in the form in which PyTorch's programs catch them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..errors import ArgumentError, KVStoreError
 
 __all__ = ["raised", "same"]
 
-#: PyTorch before 2.0 has no class of its own.
+#: PyTorch before 2.0 has no class for these errors.
 _BackendError: type[Exception] = getattr(torch.distributed, "DistBackendError", RuntimeError)
 
 _classes: dict[type[KVStoreError], type[Any]] = {}
 
 
 def raised(error: KVStoreError) -> KVStoreError:
-    """The same error, which ``except torch.distributed.DistBackendError`` catches too, except a wrong
-    argument."""
+    """The error in a form that ``except torch.distributed.DistBackendError`` catches too. An error of a wrong argument is returned
+    unchanged."""
     kind = type(error)
     if isinstance(error, (ArgumentError, _BackendError)):
         return error
@@ -32,7 +32,8 @@ def raised(error: KVStoreError) -> KVStoreError:
 
 
 def same(error: Exception) -> Exception:
-    """A copy of an error that is kept: what is raised keeps the frames that it passes, and their tensors."""
+    """A copy of an error that is kept. The copy is raised instead, because a raised error keeps the frames that it passes, and their
+    tensors."""
     found = copy.copy(error)
     found.__traceback__ = found.__cause__ = found.__context__ = None
     return found

@@ -1,9 +1,8 @@
 """The collectives that PyTorch asks for, on a communicator.
 
-- :class:`Collectives` has them all.
-- ``backend`` has them for the devices that a group of PyTorch's gives it.
-- :class:`ProcessGroup` is a whole group: Python cannot derive from the ``Backend`` of PyTorch before
-  2.14.
+- :class:`Collectives` has all collectives.
+- ``backend`` has them for the devices that a group of PyTorch gives it.
+- :class:`ProcessGroup` is a whole group, for PyTorch before 2.14: Python cannot derive from the ``Backend`` of these versions.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _c10d: Any = importlib.import_module("torch._C._distributed_c10d")
 
 
 def _limit(options: Any) -> float | None:
-    """The timeout of a call, if it has one."""
+    """The timeout of a call in seconds, if it has a timeout."""
     timeout = getattr(options, "timeout", None)
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
 
@@ -49,14 +48,14 @@ def _limit(options: Any) -> float | None:
 class Collectives:
     """The collectives of a communicator, by PyTorch's names.
 
-    A tensor that is contiguous, in host memory and of a type that we sum is used in place; any other is
-    copied. A tensor on a GPU travels through pinned host memory: a call waits until its content is there, and
-    its result comes back in the order of the stream that was current at the call. An error is both a
-    :class:`ringpull.KVStoreError` and a ``torch.distributed.DistBackendError``, at once, on every rank.
+    A tensor that is contiguous, in host memory and of a type that we sum is used in place. Any other tensor is
+    copied. A tensor on a GPU travels through pinned host memory: a call waits until the content is in this memory, and
+    the result comes back in the order of the stream that was current at the call. An error is both a
+    :class:`ringpull.KVStoreError` and a ``torch.distributed.DistBackendError``. It is raised at once, on every rank.
     """
 
     _comm: Communicator
-    #: Seconds that an operation may take.
+    #: The number of seconds that an operation may take.
     _limit: float | None
     #: The works that nobody has waited for.
     begun: Begun
@@ -85,13 +84,13 @@ class Collectives:
             self._together.append(work)
         return work
 
-    # Properties and states that PyTorch asks for.
+    # Properties and states that PyTorch reads.
 
     def getBackendName(self) -> str:  # noqa: N802
-        """``ringpull``."""
+        """The backend's name, ``ringpull``."""
         return "ringpull"
 
-    #: `batch_isend_irecv` asks for this. Our messages are sent beside each other without coalescing.
+    #: `batch_isend_irecv` reads this. Our messages are sent at the same time without coalescing.
     supports_coalescing = False
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
@@ -100,7 +99,7 @@ class Collectives:
     set_timeout = _set_default_timeout
 
     def shutdown(self) -> None:
-        """Makes later calls errors. Operations under way go on; the process leaves its job when it ends."""
+        """Makes later calls errors. Operations under way go on. The process leaves its job when the process ends."""
         self._is_down = True
         self.begun.clear()
 
@@ -117,7 +116,7 @@ class Collectives:
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
     def _all(self, name: str, works: Sequence[Work]) -> Work:
-        """Several works as one."""
+        """Makes one work of several."""
 
         def deliver() -> None:
             for work in works:
@@ -153,7 +152,7 @@ class Collectives:
         )
 
     def _bitwise(self, name: str, tensor: torch.Tensor, opts: Any, is_result: bool) -> Work:
-        """Every rank's elements on every rank, which are then combined in the order of the ranks."""
+        """Gathers every rank's elements on every rank, and combines them there in the order of the ranks."""
         op, _ = op_of(opts)
         if tensor.is_floating_point() or tensor.is_complex():
             raise refused(op, tensor.dtype, "SUM, AVG, PRODUCT, MIN and MAX")
@@ -170,10 +169,10 @@ class Collectives:
         return self._gathered(name, flat, rows.view(-1), [flat.numel()] * self._comm.size, [tensor], deliver, opts)
 
     def _sparse_allreduce(self, tensor: torch.Tensor, opts: Any) -> Work:
-        """The sum of sparse tensors: every rank's indices and values on every rank."""
+        """The sum of sparse tensors. It gathers every rank's indices and values on every rank."""
         op, _ = op_of(opts)
         if op not in ("SUM", "AVG"):
-            raise refused(op, tensor.dtype, "SUM and AVG, as it is sparse")
+            raise refused(op, tensor.dtype, "SUM and AVG, as the tensor is sparse")
         own = tensor.detach().cpu().coalesce()
         indices, values = own.indices().t().contiguous(), own.values().contiguous()
 
@@ -194,11 +193,11 @@ class Collectives:
     allreduce_sparse = allreduce
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        """:meth:`allreduce` of each."""
+        """:meth:`allreduce` of each tensor."""
         return self._all("all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
-        """As :meth:`allreduce`, for rank ``opts.rootRank``; the tensors of others stay as they are."""
+        """Does as :meth:`allreduce`, but only rank ``opts.rootRank`` gets the result. The tensors of other ranks do not change."""
         return self._allreduce("reduce", one_of(tensors), opts, is_result=opts.rootRank == self._comm.rank)
 
     def broadcast(self, tensors: Any, opts: Any) -> Work:
@@ -210,7 +209,7 @@ class Collectives:
         return self._work("broadcast", lambda: [self._comm.broadcast(flat, root, out=flat)], [tensor], deliver, opts)
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
-        """Every rank's tensor on every rank; shapes may differ as the outputs' do."""
+        """Every rank's tensor, on every rank. Shapes may differ between ranks, if the outputs have these shapes."""
         outputs, tensor = list(one_list_of(output_lists)), one_of(inputs)
         check_types("all_gather", outputs, tensor)
         row, deliver = outputs_of(outputs)
@@ -231,7 +230,7 @@ class Collectives:
         return self._all("all_gather", works)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        """Every rank's tensor on every rank, one behind the other in ``output``."""
+        """Every rank's tensor, on every rank, concatenated in ``output``."""
         name = "all_gather_into_tensor"
         check_types(name, [output], tensor)
         flat, out = flat_of(tensor), flat_of(output, is_read=False)
@@ -241,7 +240,7 @@ class Collectives:
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
-        """:meth:`all_gather_single` of each."""
+        """:meth:`all_gather_single` of each tensor."""
         works = [self.all_gather_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
         return self._all("all_gather_into_tensor", works)
 
@@ -249,19 +248,19 @@ class Collectives:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
-        """This rank's tensor of the reduction of all ranks' lists; shapes may differ."""
+        """The reduction of the tensors that all ranks' lists have for this rank. The shapes in a list may differ."""
         inputs, output = list(one_list_of(input_lists)), one_of(outputs)
         check_types("reduce_scatter", inputs, output)
         return self._scattered("reduce_scatter", output, whole_of(inputs), [tensor.numel() for tensor in inputs], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        """This rank's part, of equal ones, of the reduction of all ranks' tensors."""
+        """This rank's part of the reduction of all ranks' tensors. All parts are equally long."""
         return self._scattered("reduce_scatter_tensor", output, tensor, [output.numel()] * self._comm.size, opts)
 
     def _scattered(self, name: str, output: torch.Tensor, whole: torch.Tensor, counts: list[int], opts: Any) -> Work:
         check_types(name, [output], whole)
         how = Sum(whole, opts)
-        # The output itself if the sum can be written there.
+        # This is the output's own memory if the sum can be written there.
         mine = flat_of(output, is_read=False)
         if mine.dtype != how.flat.dtype or share_memory(mine, how.flat):
             mine = torch.empty_like(mine, dtype=how.flat.dtype)
@@ -276,7 +275,7 @@ class Collectives:
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
-        """:meth:`reduce_scatter_single` of each."""
+        """:meth:`reduce_scatter_single` of each tensor."""
         works = [
             self.reduce_scatter_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)
         ]
@@ -294,7 +293,7 @@ class Collectives:
         )
 
     def gather(self, output_lists: Any, inputs: Any, opts: Any) -> Work:
-        """Every rank's tensor on rank ``opts.rootRank``."""
+        """Every rank's tensor, on rank ``opts.rootRank``."""
         tensor, root, size = one_of(inputs), opts.rootRank, self._comm.size
         flat = flat_of(tensor)
         given = [flat.numel() if rank == root else 0 for rank in range(size)]
@@ -306,14 +305,14 @@ class Collectives:
         return self._exchanged("gather", flat, given, out, lengths_of(outputs), outputs, deliver, opts)
 
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
-        """Every rank's tensor on rank ``opts.rootRank``, one behind the other in ``output``."""
+        """Every rank's tensor, on rank ``opts.rootRank``, concatenated in ``output``."""
         is_root = opts.rootRank == self._comm.rank
         return self.gather([list(output.chunk(self._comm.size))] if is_root else [], [tensor], opts)
 
     gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> Work:
-        """Rank ``opts.rootRank``'s tensor for each rank."""
+        """The tensor that rank ``opts.rootRank`` has for this rank."""
         output, root, size = one_of(outputs), opts.rootRank, self._comm.size
         out = flat_of(output, is_read=False)
         taken = [out.numel() if rank == root else 0 for rank in range(size)]
@@ -326,7 +325,7 @@ class Collectives:
         return self._exchanged("scatter", row, given, out, taken, [output], lambda: back(output, out), opts)
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        """A tensor for each rank, and one from each."""
+        """Sends a tensor to each rank, and receives a tensor from each."""
         outputs, inputs = list(outputs), list(inputs)
         check_types("all_to_all", [*outputs, *inputs], outputs[0])
         (out, deliver), row = outputs_of(outputs), joined(inputs)
@@ -341,7 +340,8 @@ class Collectives:
         input_splits: Sequence[int] | None,
         opts: Any = None,
     ) -> Work:
-        """``input_splits[r]`` rows for rank r, ``output_splits[r]`` from it; without splits equally many."""
+        """Sends ``input_splits[r]`` rows to each rank r, and receives ``output_splits[r]`` rows from it. Without splits all numbers of rows are
+        equal."""
         check_types("all_to_all_single", [output], tensor)
         row, out = flat_of(tensor), flat_of(output, is_read=False)
         given, taken = self._rows(tensor, row, input_splits), self._rows(output, out, output_splits)
@@ -350,31 +350,31 @@ class Collectives:
     alltoall_base = all_to_all_single
 
     def _rows(self, tensor: torch.Tensor, flat: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
-        """The elements for each rank."""
+        """The number of elements for each rank."""
         count, size = (tensor.size(0) if tensor.dim() else 1), self._comm.size
         if not splits:
             if count % size:
                 raise ArgumentError(
-                    f"all_to_all_single of {count} rows: {size} ranks cannot get equally many\n"
-                    "  hint: give split sizes, or as many rows for each rank"
+                    f"all_to_all_single of {count} rows: they cannot be divided equally over {size} ranks\n"
+                    "  hint: give split sizes, or the same number of rows for each rank"
                 )
             splits = [count // size] * size
         elif sum(splits) != count or len(splits) != size:
             raise ArgumentError(
                 f"all_to_all_single of {count} rows: split sizes {list(splits)} do not fit {size} ranks\n"
-                "  hint: give a number of rows for each rank, which together are all rows"
+                f"  hint: give a number of rows for each rank, {count} rows together"
             )
         width = flat.numel() // count if count else 0
         return [rows * width for rows in splits]
 
     def barrier(self, opts: Any = None) -> Work:
-        """Done when every rank of the group has called it."""
+        """A barrier. The work is done when every rank of the group has called it."""
         return self._work("barrier", lambda: [self._comm.barrier_async()], [], options=opts)
 
     # Between two ranks.
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
-        """Sends a tensor to a rank, which receives it."""
+        """Sends a tensor to a rank, which has to receive it."""
         flat = flat_of(one_of(tensors))
         return self._work("send", lambda: [self._comm.send(flat, to, tag)], [])
 
@@ -383,7 +383,7 @@ class Collectives:
         return self._received(tensors, source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Receives a tensor from whichever rank sends one; the work's :meth:`~Work.source_rank` says which did."""
+        """Receives a tensor from any rank. The work's :meth:`~Work.source_rank` is the rank that sent it."""
         return self._received(tensors, None, tag)
 
     def _received(self, tensors: Any, source: int | None, tag: int) -> Work:
@@ -399,14 +399,14 @@ class Collectives:
 
 
 class ProcessGroup(Collectives, _c10d.ProcessGroup):  # type: ignore[misc]
-    """A whole process group on a communicator. Made by ``init_process_group`` and ``new_group`` of a PyTorch
-    whose ``Backend`` Python cannot derive from."""
+    """A whole process group on a communicator. Made by ``init_process_group`` and ``new_group`` if Python cannot derive from PyTorch's
+    ``Backend``."""
 
     def __init__(self, comm: Communicator, limit: float | None) -> None:
         _c10d.ProcessGroup.__init__(self, comm.rank, comm.size)
         self._comm, self._limit, self.begun = comm, limit, Begun()
 
-    #: PyTorch keeps a group's name and description with its backend for each device; here there is none.
+    #: PyTorch keeps a group's name and description in the group's backends. Such a group has no backends, so they are here.
     _name, _desc = "", "undefined"
 
     def setGroupName(self, name: str) -> None:  # noqa: N802

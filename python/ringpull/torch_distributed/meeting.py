@@ -1,4 +1,4 @@
-"""Makes a process group of ours for PyTorch, and lets ranks meet that MPI's launcher has started."""
+"""Makes a process group of ours for PyTorch, and the store by which ranks that MPI's launcher has started find each other."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from .group import ProcessGroup
 
 __all__ = ["create", "meet"]
 
-#: What it has differs from version to version.
+#: Untyped, because the attributes of PyTorch differ from version to version.
 _distributed: Any = torch.distributed
 
 
 def _seconds(timeout: timedelta | None) -> float | None:
-    """A timeout that takes the place of ``RINGPULL_TIMEOUT``, unless that is set."""
+    """The timeout in seconds, to replace ``RINGPULL_TIMEOUT``. None if that variable is set."""
     return None if timeout is None or os.environ.get("RINGPULL_TIMEOUT") else timeout.total_seconds()
 
 
-#: The communicator of all ranks, and how long the job waits for a live rank.
+#: The communicator of all ranks, and the time for which the job waits for a live rank.
 _job: Communicator | None = None
 _job_limit = 0.0
 
 
 def _communicator(ranks: list[int], timeout: timedelta) -> Communicator:
-    """That of the job, or of some of its ranks, which alone call it."""
+    """The communicator of the job, or of some of its ranks. Only these ranks call it."""
     global _job, _job_limit
     try:
         if _job is None:
@@ -70,11 +70,11 @@ def _split(store: Any, ranks: list[int], options: Any) -> Backend:
 
 
 def _check_others(backends: str) -> None:
-    """Raises if another backend of the group would get none of the calls, or ours would."""
+    """Raises if our backend, or another backend of the group, would get no calls."""
     others = {word.rpartition(":")[2] for word in backends.split(",")} - {"ringpull", ""}
     why, remedy = "one group cannot have", " or take PyTorch 2.14 or later"
     if is_derived():
-        # PyTorch has one backend for all that are not its own.
+        # PyTorch has only one slot for all backends that are not its own.
         types = _distributed.Backend.backend_type_map
         others = {name for name in others if types.get(name) == types["ringpull"]}
         why, remedy = "one group cannot have, as neither is PyTorch's own", " or take one of PyTorch's own beside ours"
@@ -86,17 +86,17 @@ def _check_others(backends: str) -> None:
 
 
 def _check_place(comm: Communicator, rank: int, size: int) -> None:
-    """Raises if the program counts on another rank or another number of ranks than MPI has."""
+    """Raises if the program's rank or its number of ranks differs from MPI's."""
     if (comm.rank, comm.size) != (rank, size):
         raise ArgumentError(
             f"this process is rank {rank} of {size} by init_process_group, but rank {comm.rank} of {comm.size} by MPI\n"
-            f"  hint: start as many ranks as the program counts on: ringpull launch -n {size}. It sets RANK and WORLD_SIZE, "
+            f"  hint: start the program's number of ranks: ringpull launch -n {size}. It sets RANK and WORLD_SIZE, "
             "by which frameworks find their ranks; under mpirun Lightning needs mpi4py for that"
         )
 
 
 def create(options: Any, backends: str) -> Any:
-    """Makes the backend, or the whole group, for which PyTorch asks in a group with those backends."""
+    """Makes the backend, or the whole group, for which PyTorch asks. ``backends`` are the backends of the group."""
     _check_others(backends)
     comm = _communicator(list(options.global_ranks_in_group), options.timeout)
     _check_place(comm, options.group_rank, options.group_size)
@@ -106,20 +106,20 @@ def create(options: Any, backends: str) -> Any:
     answer()
     given = _distributed.distributed_c10d.C10DBackend.Options("ringpull", timeout=options.timeout)
     backend = Backend(comm, _limit(options.timeout), options.store, given, _split)
-    # At the debug level DETAIL only C++ holds it, without its Python half.
+    # The finalizer keeps the backend alive: at the debug level DETAIL only C++ holds it, and not its Python part.
     weakref.finalize(options.process_group, id, backend).atexit = False
     return backend
 
 
 def _addresses() -> Iterator[str]:
-    """The addresses of this host's interfaces that other hosts may reach, those of IPv4 first."""
+    """The addresses of this host's interfaces that other hosts may reach; IPv4 addresses come first."""
     siocgifaddr = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 found = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                # It has none.
+                # The interface has no IPv4 address.
                 continue
             address = ipaddress.ip_address(found[20:24])
             if not address.is_loopback:
@@ -131,28 +131,28 @@ def _addresses() -> Iterator[str]:
         return
     for line in six.splitlines():
         address = ipaddress.ip_address(bytes.fromhex(line.split()[0]))
-        # A link-local one is valid on one link only.
+        # A link-local address is valid on one link only.
         if not (address.is_loopback or address.is_link_local):
             yield str(address)
 
 
-#: The longest address of a store that goes through MPI.
+#: The maximum length in bytes of the addresses of a store that are sent through MPI.
 _ADDRESS_BYTES = 1024
-#: How long an address may take to answer, in the first round and in the second, which a busy host may need.
+#: The time that an address has to answer: in the first round, and in the second round, which a busy host may need.
 _ANSWERS_S = (2.0, 30.0)
 
 
-#: The key of a store under which the word is that rank 0 sends the others.
+#: The key of a store that has the proof: a word that rank 0 also sends to the others through MPI.
 _PROOF = "ringpull"
 
 
 def _answer(host: str, port: int, size: int, answer_s: float) -> tuple[Any, bytes] | None:
-    """The store there with its proof, if it answers in time. Where somebody else listens and says nothing, PyTorch 2.15
-    waits without end: that thread is left."""
+    """The store at an address, with its proof, if it answers in time. If another program listens there and sends nothing, PyTorch 2.15
+    waits without end: then the thread is left behind."""
     found: list[tuple[Any, bytes]] = []
 
     def ask() -> None:
-        # A store that does not answer in time is a RuntimeError.
+        # A store that does not answer in time raises a RuntimeError.
         with contextlib.suppress(OSError, RuntimeError):
             socket.create_connection((host, port), timeout=answer_s).close()
             answer = timedelta(seconds=answer_s)
@@ -166,8 +166,8 @@ def _answer(host: str, port: int, size: int, answer_s: float) -> tuple[Any, byte
 
 
 def _joined(places: Sequence[tuple[str, int]], proof: bytes, size: int, timeout: timedelta) -> Any:
-    """The store at the first of these addresses and ports that has this proof. Hosts may have the same address
-    on an interface of their own, such as docker0, and somebody else may listen there."""
+    """The store at the first of these addresses and ports that has this proof. Several hosts may have the same address, as on their own
+    docker0 interfaces, and another program may listen there."""
     for answer_s, (host, port) in itertools.product(_ANSWERS_S, places):
         found = _answer(host, port, size, answer_s)
         if found and found[1] == proof:
@@ -180,8 +180,8 @@ def _joined(places: Sequence[tuple[str, int]], proof: bytes, size: int, timeout:
 
 
 def meet(timeout: timedelta | None = None, rank: int = -1, size: int = -1) -> tuple[Any, int, int]:
-    """A store on rank 0 that every rank can use, this rank, and how many there are. The ``rank`` and the ``size`` that the
-    program has given, where it has, must be MPI's."""
+    """Returns a store on rank 0 that every rank can use, this rank, and the number of ranks. If the program has given a ``rank`` or a ``size``,
+    these must be MPI's."""
     limit: timedelta = timeout or _distributed.distributed_c10d.default_pg_timeout
     try:
         comm = communicator(timeout=_seconds(limit))

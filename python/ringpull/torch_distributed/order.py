@@ -1,4 +1,4 @@
-"""The order of what brings results to GPUs, and of what uses them there."""
+"""Orders copies of results to GPUs with the other work of these GPUs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Order"]
 
 
 class Order:
-    """The streams that are current when an operation is called. Entered, they are current again, so that
-    copies to the GPUs are queued on them. A wait for the operation lets the streams that are current there
-    follow."""
+    """The streams that are current when an operation is called. As a context it makes these streams current again, so that
+    copies to the GPUs are queued on them. A wait for the operation makes the streams that are current at the wait
+    follow these copies."""
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
         #: The GPUs that have results.
@@ -26,7 +26,7 @@ class Order:
     def __enter__(self) -> None:
         with contextlib.ExitStack() as entered:
             for stream in self._streams:
-                # A thread that leaves a stream of another GPU than its own would make a context on its own.
+                # Without this, a thread that leaves a stream of another GPU would make a context on its own current GPU.
                 entered.enter_context(torch.cuda.device(stream.device))
                 entered.enter_context(torch.cuda.stream(stream))
             self._entered = entered.pop_all()
@@ -36,8 +36,8 @@ class Order:
             self._events = [stream.record_event() for stream in self._streams]
 
     def follow(self) -> None:
-        """Lets the next work of the current streams follow the results."""
+        """Makes the next work of the current streams run after the results have arrived."""
         for device, event in zip(self.devices, self._events):
-            # PyTorch has no annotation for it.
+            # PyTorch has no type annotation for this function.
             current: Any = torch.cuda.current_stream(device)
             current.wait_event(event)

@@ -1,4 +1,4 @@
-"""Reductions of tensors: PyTorch's names for them, in types that communicators sum."""
+"""Translates PyTorch's reductions of tensors to reductions and element types that communicators have."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .tensors import back, flat_of
 
 __all__ = ["BITWISE", "Sum", "op_of", "refused"]
 
-#: What it has differs from version to version.
+#: Untyped, because the attributes of PyTorch differ from version to version.
 _distributed: Any = torch.distributed
 
-#: In which type others are reduced, with the same result.
+#: For types that communicators do not reduce, the type in which they are reduced with the same result.
 _WIDER = {
     torch.int16: torch.int32,
     getattr(torch, "uint16", None): torch.int32,
@@ -36,12 +36,12 @@ BITWISE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-#: The reductions of truth values, as those of bytes that are 0 or 1.
+#: The reductions of truth values, as reductions of bytes that are 0 or 1.
 _OF_TRUTH = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min"}
 
 
 def op_of(options: Any) -> tuple[str, float | torch.Tensor]:
-    """The name of a reduction, and the factor on each rank's elements."""
+    """The name of a reduction, and the factor by which each rank's elements are multiplied."""
     op = getattr(options, "reduceOp", options)
     if op is None:
         return "SUM", 1.0
@@ -51,12 +51,12 @@ def op_of(options: Any) -> tuple[str, float | torch.Tensor]:
             if name != "PREMUL_SUM":
                 return name, 1.0
             return name, op.factor if hasattr(op, "factor") else op.__getstate__()[1]
-    raise UnsupportedError(f"there is no reduction by {op}\n  hint: give one of {', '.join((*_REDUCTIONS, *BITWISE))}")
+    raise UnsupportedError(f"there is no reduction {op}\n  hint: give one of {', '.join((*_REDUCTIONS, *BITWISE))}")
 
 
 def refused(name: str, dtype: torch.dtype, known: str) -> KVStoreError:
-    """The error of a reduction that there is not, and those that there are."""
-    return UnsupportedError(f"there is no reduction of {dtype} by {name}\n  hint: reductions of it are {known}")
+    """The error for a reduction that does not exist. `known` are the reductions that exist for this type."""
+    return UnsupportedError(f"there is no reduction of {dtype} by {name}\n  hint: the reductions of {dtype} are {known}")
 
 
 class Sum:
@@ -84,7 +84,7 @@ class Sum:
             self.prescale = float(factor)
 
     def back(self, tensor: torch.Tensor, flat: torch.Tensor) -> None:
-        """Brings the result where it belongs."""
+        """Writes the result to the tensor."""
         if tensor.dtype in _WIDER:
             flat = flat.to(tensor.dtype)
         back(tensor, flat)

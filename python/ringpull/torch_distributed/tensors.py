@@ -1,4 +1,4 @@
-"""The memory of tensors as it travels: used where it is if it is contiguous, otherwise through a copy."""
+"""Prepares the memory of tensors for communicators. Contiguous memory is used in place, other memory is copied."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
 
 
 def flat_of(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
-    """The elements in a row in host memory: the tensor's own memory if it is there and contiguous, else a copy, whose
-    content does not matter unless it is read."""
+    """The elements as one row in host memory: the tensor's own memory if that is contiguous and on the host, else other memory. The values are
+    copied to other memory only if ``is_read``."""
     if tensor.device.type not in ("cpu", "cuda"):
         raise ArgumentError(
             f'a tensor on {tensor.device} for the backend "ringpull", which takes tensors on the CPU and on CUDA\n'
-            "  hint: give such tensors, or another backend for that device"
+            "  hint: give tensors on these, or use another backend for that device"
         )
     if tensor.layout != torch.strided:
         raise UnsupportedError(
             f"a tensor of layout {tensor.layout} is not supported\n"
-            "  hint: give a dense one; of sparse ones there is all_reduce by SUM and AVG"
+            "  hint: give a dense tensor; for sparse tensors there is only all_reduce by SUM and AVG"
         )
     tensor = tensor.detach().resolve_neg().resolve_conj()
     if tensor.is_cuda:
@@ -47,14 +47,14 @@ def flat_of(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
 
 
 def _on_host(tensor: torch.Tensor, is_read: bool) -> torch.Tensor:
-    """Pinned memory, and in it what the tensor holds when its device comes there in the order of the current stream. Waits
-    for that."""
+    """Pinned memory for the tensor. If ``is_read``, copies the tensor's values to it in the order of the current stream, and waits for the
+    copy."""
     host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor.reshape(-1)) if is_read else host
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns True if the tensors are parts of one memory."""
+    """Returns True if the tensors are parts of the same storage."""
 
     def memory(tensor: torch.Tensor) -> int:
         return int(getattr(tensor, "untyped_storage", tensor.storage)().data_ptr())
@@ -63,14 +63,14 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Brings elements where they belong, unless they are there."""
+    """Writes the elements to the tensor, unless they are in its memory already."""
     if flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous() or not flat.numel():
         return
     tensor.copy_(flat.view(tensor.shape), non_blocking=True)
 
 
 def _row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Tensors that lie one behind the other in one memory, as one; None if they do not."""
+    """One tensor of all tensors, if they are adjacent in the same storage, in this order; else None."""
     if any(tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return None
     first = tensors[0]
@@ -87,24 +87,24 @@ def _row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of all tensors, which are of one type, in a row: in place if they lie so."""
+    """The elements of all tensors, which have one type, as one row. If the tensors are adjacent in memory, this is their own memory."""
     found = _row(tensors)
     return found if found is not None else torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of all tensors in a row: in place if they lie so."""
+    """The elements of all tensors as one row. If the tensors are adjacent in memory, this is their own memory."""
     found = _row(tensors)
     return flat_of(found) if found is not None else torch.cat([flat_of(tensor) for tensor in tensors])
 
 
 def apart(flat: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The elements, which lie in other memory than ``other``: a copy, if need be."""
+    """The elements in memory that they do not share with ``other``. Copies them if they share it."""
     return flat.clone() if flat.numel() and share_memory(flat, other) else flat
 
 
 def outputs_of(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Memory for what the outputs receive, one behind the other, and what brings it there."""
+    """Returns memory for the received elements of all outputs, concatenated, and a function that copies them to the outputs."""
     found = _row(outputs)
     if found is not None:
         whole = flat_of(found, is_read=False)
@@ -120,23 +120,23 @@ def outputs_of(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], 
 
 
 def lengths_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The number of elements of each."""
+    """The number of elements of each tensor."""
     return [tensor.numel() for tensor in tensors]
 
 
 def one_of(tensors: Any) -> torch.Tensor:
-    """The one tensor of a call: PyTorch gives lists, of one for each device."""
+    """The one tensor of a call. PyTorch gives a list with one tensor for each device."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
-        raise ArgumentError(f"{len(tensors)} tensors are given where one belongs\n  hint: give one tensor on each rank")
+        raise ArgumentError(f"{len(tensors)} tensors were given instead of one\n  hint: give one tensor on each rank")
     return cast("torch.Tensor", tensors[0])
 
 
 def one_list_of(lists: Any) -> Sequence[torch.Tensor]:
-    """The list of tensors of a call: PyTorch gives one for each device."""
+    """The one list of tensors of a call. PyTorch gives one list for each device."""
     if len(lists) != 1:
-        raise ArgumentError(f"{len(lists)} lists of tensors are given where one belongs\n  hint: give one list on each rank")
+        raise ArgumentError(f"{len(lists)} lists of tensors were given instead of one\n  hint: give one list on each rank")
     return cast("Sequence[torch.Tensor]", lists[0])
 
 
@@ -149,7 +149,7 @@ def check_types(name: str, tensors: Sequence[torch.Tensor], like: torch.Tensor) 
 
 
 def check_outputs(name: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raises if several elements of a tensor that is to be written are one in memory."""
+    """Raises if elements of a tensor that is to be written share memory."""
     for tensor in tensors:
         if tensor.layout != torch.strided or not tensor.numel():
             continue

@@ -1,7 +1,7 @@
-"""The threads that futures are completed on.
+"""The threads on which futures are completed.
 
-Each future under way has a thread of its own, so that a callback may wait for another future: another thread
-completes that. A thread that has no work takes the next, and ends if none comes for some seconds.
+Each future under way has a thread of its own. So a callback may wait for another future, which another thread
+completes. A thread without work takes the next work, and ends if none comes for some seconds.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ..worker import after_stores
 
 __all__ = ["IDLE", "run"]
 
-#: How long a thread without work waits for more.
+#: The seconds for which a thread without work waits for more.
 _IDLE_S = 10.0
-#: How long the end of a program waits for threads that have results to pass on: none can come any more.
+#: The seconds for which the end of a program waits for threads that still pass results on. No new results can come then.
 _LAST_RESULT_S = 5.0
 
 
 class _Threads:
-    """Threads that do work at once. There are as many as there was work at a time."""
+    """Threads that begin every work at once. Their number is the largest number of works that were under way at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        #: Threads that wait for work, less the work that waits for them.
+        #: The number of threads that wait for work, minus the number of works that wait for a thread.
         self._idle = 0
         self._alive: set[threading.Thread] = set()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Does ``work``, which raises nothing, on a thread that does nothing else meanwhile."""
+        """Does ``work`` on a thread that does nothing else meanwhile. ``work`` must not raise."""
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1
@@ -44,7 +44,7 @@ class _Threads:
 
     def _run(self, given: list[Callable[[], None]]) -> None:
         while given:
-            # Nothing here holds what is done: it has tensors.
+            # No variable here may hold work that is done, because the work holds tensors.
             given.pop()()
             work = self._next()
             if work is not None:
@@ -63,12 +63,11 @@ class _Threads:
                 self._idle -= 1
                 self._alive.discard(threading.current_thread())
                 return None
-        # There is work that counts on this thread.
+        # There is work that needs this thread.
         return self._work.get()
 
     def end(self) -> None:
-        """Waits for the threads: one that is in PyTorch's code when the interpreter ends would end the
-        process."""
+        """Waits for the threads. If a thread were in PyTorch's code when the interpreter ends, it would abort the process."""
         with self._lock:
             alive = list(self._alive)
         for _ in alive:

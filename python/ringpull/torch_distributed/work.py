@@ -1,10 +1,10 @@
 """An operation of a process group under way.
 
-- Its results belong to the work, and to its future once that is done. Nothing else keeps them.
-- The first thread that waits for it brings the results where they belong; others that wait stand behind it.
-  An error is kept, and raised by each wait for this work, and by nothing else.
-- A future, which only who asks for one gets, is completed once, on a thread of its own.
-- C++ may hold work without its Python half, which is what waits. So :class:`Begun` holds every work until
+- The results belong to the work, and to its future when that is done. Nothing else keeps them.
+- The first thread that waits for the work writes the results to their tensors. Other threads that wait for it wait for this thread.
+  An error is kept. Each wait for this work raises it, and no other call does.
+- A future is made only if a caller asks for it. It is completed once, on a thread of its own.
+- C++ may hold a work without its Python part, which does the waiting. So :class:`Begun` holds every work until
   somebody has waited for it.
 """
 
@@ -39,12 +39,11 @@ _c10d: Any = importlib.import_module("torch._C._distributed_c10d")
 
 
 def nothing() -> None:
-    """Brings nothing anywhere: the results are where they belong."""
+    """Does nothing: the results are in their tensors already."""
 
 
 class Work(_c10d.Work):  # type: ignore[misc]
-    """Operations under way, and the copies that follow them. :func:`torch.distributed.all_reduce` returns it
-    with ``async_op``."""
+    """Operations under way, and the copies that follow them. :func:`torch.distributed.all_reduce` returns a work if ``async_op`` is given."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         self._source = -1
         self._results = results
         self._order = Order(results)
-        #: None when it is settled: the results are where they belong, or `_error` says why not.
+        #: None when the work is settled: the results are in their tensors, or `_error` is the reason why they are not.
         self._operations: Sequence[Operation[Any]] | None = operations
         self._deliver = deliver
         self._error: Exception | None = None
@@ -69,8 +68,8 @@ class Work(_c10d.Work):  # type: ignore[misc]
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: B008
-        """Waits for the results. Raises what kept them from coming, also a timeout: this one, or else the
-        call's or the group's."""
+        """Waits for the results. Raises the error if the work has failed. Also raises after a timeout: the one given here, or else that of the
+        call or of the group."""
         limit = timeout.total_seconds()
         self._settle(limit if limit > 0 else self._limit)
         if self._error is not None:
@@ -81,7 +80,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
     synchronize = wait
 
     def _settle(self, limit: float | None) -> None:
-        """Returns when it is settled. Raises only what leaves it under way, for another call to wait for."""
+        """Returns when the work is settled. Raises only errors after which the work is still under way, so that another call can wait for it."""
         if self._operations is None:
             return
         end = None if limit is None else time.monotonic() + limit
@@ -97,13 +96,13 @@ class Work(_c10d.Work):  # type: ignore[misc]
             raise raised(
                 StalledError(
                     f"{who} was not done within its timeout of {limit:g} s\n"
-                    "  hint: find out what the other ranks do meanwhile, "
+                    "  hint: find out what the other ranks are doing, "
                     "or give init_process_group, new_group or the call a longer timeout"
                 )
             ) from None
 
     def _turn(self, limit: float) -> bool:
-        """Waits for another thread that waits for the same."""
+        """Waits for another thread that waits for this work."""
         return self._lock.acquire(timeout=limit)
 
     def _settle_here(self, end: float | None) -> None:
@@ -132,8 +131,8 @@ class Work(_c10d.Work):  # type: ignore[misc]
         return all(operation.done() for operation in self._operations or ())
 
     def settle_if_done(self) -> bool:
-        """Settles it if it is done; True if it is settled. Does not count as a wait, which would end a
-        sequence that goes on without messages."""
+        """Settles the work if it is done. Returns True if it is settled. Unlike a wait, this does not end a sequence of calls that runs without
+        messages."""
         if self._operations is not None and self._lock.acquire(blocking=False):
             try:
                 if all([operation._take() for operation in self._operations or ()]):
@@ -147,22 +146,22 @@ class Work(_c10d.Work):  # type: ignore[misc]
         return self._operations is None
 
     def forget(self) -> None:
-        """Lets go of the results, which nobody can ask for."""
+        """Releases the results, for which nobody can ask any more."""
         self._results, self._future = [], None
 
     def is_success(self) -> bool:
-        """Returns True if it was done without an error."""
+        """Returns True if the work was done without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """The error that ended it, if any."""
+        """The error that ended the work, if any."""
         if self.is_completed():
             self._settle(None)
             self._order.follow()
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the results, when they are there."""
+        """Waits for the results, and returns the tensors that hold them."""
         self.wait()
         return self._results
 
@@ -179,10 +178,10 @@ class Work(_c10d.Work):  # type: ignore[misc]
             if self._future is not None:
                 return self._future
             given: Any = torch.futures.Future(devices=self._order.devices or None)
-            # An exception that Python sets is a value to C++; what a callback raises is an error there.
+            # If Python set an exception on the future, C++ would treat it as a value. An exception that a callback raises is an error in C++.
             self._future = given.then(lambda done: done.value())
             _last[:] = [weakref.ref(given)]
-        # Whoever asks for a future waits for it. That the ranks know now, and not when a thread comes to it.
+        # A caller who asks for a future waits for it. So this counts as a wait now, and not only when a thread begins to wait.
         self.is_completed()
         threads.run(lambda: self._complete(given))
         return self._future
@@ -191,7 +190,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         try:
             self.wait()
         except Exception as error:
-            # Without the frames that it has passed, and their tensors.
+            # The traceback is dropped, because it would keep frames and their tensors.
             error = error.with_traceback(None)
             _raised[:] = [error]
             given.set_exception(error)
@@ -199,41 +198,41 @@ class Work(_c10d.Work):  # type: ignore[misc]
         given.set_result(self._results)
 
 
-#: The last error that PyTorch was given, which raises its text.
+#: The last error that PyTorch was given. PyTorch raises only the error's text.
 _raised: list[BaseException] = []
 uncaught.knows(lambda: _raised[-1] if _raised else None)
 
 _making = threading.Lock()
-#: The last future that was asked for, until it is done: once DistributedDataParallel has asked for all of a
-#: backward pass, it waits there for them.
+#: The last future that a caller asked for, until it is done. DistributedDataParallel asks for all futures of a backward pass, and then waits
+#: for them inside the pass.
 _last: list[weakref.ref[Any]] = []
 
 
 def _waits(function: str) -> bool:
-    """Whether a thread in that function of PyTorch's waits for results: the backward pass has computed everything."""
+    """Returns True if a thread in this function of PyTorch waits for results, because the backward pass has computed everything."""
     return function == "backward" and any(found is not None and not found.done() for found in [last() for last in _last])
 
 
 waits_in("torch", _waits)
-#: Where a thread waits in this package, but not in an operation.
+# In these functions of this package a thread waits, but not for an operation.
 waits_in("ringpull", {threads.IDLE, Work._turn.__name__}.__contains__)
 
 
-#: As many works that nobody waits for have their results held.
+#: The maximum number of works for which nobody waits and whose results are held.
 _UNWAITED = 64
-#: As many more are held without results.
+#: The maximum number of further works that are held without their results.
 _FORGOTTEN = 10_000
-#: As many of those held are looked at when another one comes. Two may leave for each that comes.
+#: The number of held works that are examined when a new work comes. So for each new work two may be released.
 _LOOKED_AT = 2
 
 
 def _oldest(works: collections.OrderedDict[int, Any]) -> tuple[int, int, Any]:
-    """Takes out what is held longest: the number of references to it in Python, its name and itself."""
+    """Takes out the work that has been held longest. Returns the number of references to it in Python, its key and the work."""
     name, work = works.popitem(last=False)
     return sys.getrefcount(work), name, work
 
 
-#: The references to a work that nobody else has, which differ from one Python to another.
+#: The number of references to a work that nobody else holds. It differs between versions of Python.
 _HELD_HERE = _oldest(collections.OrderedDict({0: object()}))[0]
 
 
@@ -251,21 +250,21 @@ class Begun:
             self._forget_oldest()
 
     def discard(self, work: Work) -> None:
-        """Lets go of a work that is settled."""
+        """Releases a work that is settled."""
         self._works.pop(id(work), None)
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Releases all works."""
         self._works.clear()
         self._forgotten.clear()
 
     def _forget_oldest(self) -> None:
-        """Settles the oldest work if it is done and nobody in Python has it, and lets go of its results: C++
-        asks for none later. Other works come to their turn again."""
+        """Settles the oldest work if it is done and nobody in Python holds it, and releases its results, because C++ does not ask for them
+        later. Other works are examined again in their turn."""
         try:
             count, name, work = _oldest(self._works)
         except KeyError:
-            # Another thread has taken the last.
+            # Another thread has taken the last work.
             return
         is_over = False
         try:
@@ -277,5 +276,5 @@ class Begun:
             work.forget()
             self._forgotten.append(work)
         elif work.is_settled():
-            # Another thread has waited for it meanwhile.
+            # Another thread has waited for the work meanwhile.
             self.discard(work)

@@ -1,7 +1,8 @@
-//! Tensors by `__cuda_array_interface__`, version 3 and older: Numba's arrays, and what else has no DLPack.
+//! Tensors with `__cuda_array_interface__`, version 3 and older: Numba's arrays, and others without DLPack.
 //!
-//! The object names a stream that its memory is ready on, and the store works in the order of that stream, as
-//! with DLPack. If it names none, nothing has to be waited for: the store works on a stream of ours.
+//! The object names the stream on which its memory is ready, and the store works in the order of that stream,
+//! as with DLPack. If the object names no stream, its memory is ready already, and the store works on a
+//! stream of ours.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,10 +16,10 @@ use ringpull_device::Devices;
 use super::{Access, Foreign, Owner, Place, unknown_dtype};
 use crate::errors::{argument, raise};
 
-/// The attribute.
+/// The name of the attribute.
 pub(super) const NAME: &str = "__cuda_array_interface__";
 
-/// Handles of the default streams, as the interface has them.
+/// The numbers of the default streams in the interface.
 const NO_STREAM: u64 = 0;
 const PER_THREAD: u64 = 2;
 

@@ -1,9 +1,9 @@
-//! The place of a DLPack tensor, and the stream that it is ready on.
+//! The place of a DLPack tensor, and the stream on which it is ready.
 //!
-//! A consumer passes to `__dlpack__` the stream that it will use the tensor on, and the producer makes that
-//! stream wait for its work. Here that is the producer's own present stream, where `ringpull/streams.py` can
-//! find it out: then whatever the producer does next comes after what the store does. Otherwise it is a
-//! stream of ours, and the host waits for it before the caller goes on.
+//! A consumer passes to `__dlpack__` the stream on which it will use the tensor, and the producer makes that
+//! stream wait for the producer's work. If `ringpull/streams.py` can find the producer's own present stream,
+//! we pass that one: then the producer's next work comes after the store's work. Otherwise we pass a stream
+//! of ours, and the host waits for it before the caller goes on.
 
 use std::sync::Arc;
 
@@ -17,12 +17,13 @@ use super::Place;
 use crate::dlpack::Device;
 use crate::errors::{argument, raise};
 
-/// Returns true if `object` says that its memory is not the host's.
+/// Returns true if `object` declares that its memory is not on the host.
 pub(super) fn is_elsewhere(object: &Bound<'_, PyAny>) -> bool {
     named_by(object).is_ok_and(|named| named.is_some_and(|named| !named.is_host()))
 }
 
-/// Returns true if `object` is JAX's, whose arrays never change: its capsules do not say so.
+/// Returns true if `object` is an array of JAX. Such arrays never change, but their capsules are not marked
+/// as read-only.
 pub(super) fn is_immutable(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let module = object.get_type().module()?;
     let name = module.to_str()?;
@@ -46,8 +47,8 @@ pub(super) fn place_of(object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>
     found(py, named, stream, devices)
 }
 
-/// Returns the place of the memory of a capsule that names `named`, and whose producer may have named one
-/// before.
+/// Returns the place of a capsule's memory. The capsule names the device `named`. `told` is the place that
+/// the producer has given before, if it has given one; raises if the two differ.
 pub(super) fn agreed(
     py: Python<'_>,
     told: Option<Place>,
@@ -66,7 +67,7 @@ pub(super) fn agreed(
     Err(argument(py, what, "give a tensor whose two methods of DLPack agree: without them its stream is not known"))
 }
 
-/// Memory of `named` as these devices know it.
+/// The place of memory on the device `named`, which must be one of `devices`.
 fn found(py: Python<'_>, named: Device, stream: Option<u64>, devices: Option<&Arc<Devices>>) -> PyResult<Place> {
     if named.is_host() {
         return Ok(Place::Host);
@@ -85,7 +86,7 @@ fn found(py: Python<'_>, named: Device, stream: Option<u64>, devices: Option<&Ar
     Ok(Place::Device { devices: Arc::clone(devices), device, stream })
 }
 
-/// Returns the remedy: a store on devices, and the devices that there are.
+/// Returns the remedy: a store on devices, with the facts about this machine's devices.
 fn remedy() -> String {
     let survey = device::survey();
     let found = format!("here: CUDA driver {}; NCCL {}; NVRTC {}", survey.driver, survey.nccl, survey.nvrtc);
@@ -94,7 +95,7 @@ fn remedy() -> String {
     )
 }
 
-/// The capsule of `object`, ready on the stream that belongs to `place`.
+/// The capsule of `object`. Its memory is ready on the stream of `place`.
 pub(super) fn capsule_of<'py>(object: &Bound<'py, PyAny>, place: &Place) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     let keywords = PyDict::new(py);
@@ -105,7 +106,7 @@ pub(super) fn capsule_of<'py>(object: &Bound<'py, PyAny>, place: &Place) -> PyRe
     let newest = keywords.copy()?;
     newest.set_item("max_version", (1, 1))?;
     match object.call_method("__dlpack__", (), Some(&newest)) {
-        // Producers older than versioned capsules do not know the keyword.
+        // Producers that are older than versioned capsules do not know this keyword.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method("__dlpack__", (), Some(&keywords)),
         other => other,
     }

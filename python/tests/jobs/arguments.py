@@ -1,4 +1,4 @@
-"""Arguments that cannot be right: each is an error of ours, and nothing is changed by it."""
+"""Tests wrong arguments: each raises an error of ours, and changes nothing."""
 
 import inspect
 import math
@@ -22,7 +22,7 @@ def raised(call, *arguments, **more):
 
 
 def groups_share_memory():
-    """`grouped_allreduce` reads every input before it writes an output that is its memory."""
+    """`grouped_allreduce` reads every input before it writes an output that shares memory with it."""
     total = size * (size + 1) // 2
     whole = np.zeros(4)
     for name in None, "group":
@@ -32,7 +32,7 @@ def groups_share_memory():
         assert (a == 10 * total).all() and (b == total).all(), (a, b)
         comm.grouped_allreduce([a, a], outs=[a, b]).wait()
         assert (a == 10 * total * size).all() and (b == a).all()
-        # A part of another's output.
+        # One input is a part of another array's output.
         whole[:] = rank + 1
         other = np.full(2, 10.0)
         comm.grouped_allreduce([other, whole[:2]], outs=[whole[1:3], other]).wait()
@@ -57,12 +57,12 @@ def groups_share_memory():
         assert "keys a and b share memory" in str(raised(call, ["a", "b"], out=[one, one], **more)).replace('"', "")
 
 
-#: What programs give by mistake, in the place of each argument of each call.
+#: Values that programs give by mistake. Each is tried for each argument of each call.
 HOSTILE = [1 << 70, -(1 << 70), -1, math.nan, math.inf, "\ud800", [], [1 << 70], [-1], object(), None, {}, b"x"]
 
 
 def every_call_refuses_it():
-    """No call raises what `except Exception` does not catch, or what is no error of ours or of Python's types."""
+    """Every call raises an error of ours or a Python error of types, and nothing that `except Exception` does not catch."""
     store = ringpull.create("local")
     store.init("w", np.zeros(2))
     handle = store.pushpull("w", np.zeros(2), wait=False)
@@ -122,7 +122,7 @@ def every_call_refuses_it():
 
 
 def memory_is_short():
-    """A call that gets no memory is an error, and the store goes on."""
+    """A call that gets no memory raises an error, and the store goes on."""
     store = ringpull.create("local")
     big = np.zeros(1 << 27, np.float32)
     store.init("big", big)

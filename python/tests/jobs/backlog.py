@@ -1,4 +1,4 @@
-"""Pushes ahead of a slow worker: what they take of memory, and that nobody waits for ever."""
+"""Tests pushes ahead of a slow worker: their memory is limited, and no worker waits for ever."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ kind, case = sys.argv[1:]
 store = ringpull.create(kind)
 rank, ranks = store.rank, store.num_workers
 MIB = 1 << 20
-#: Bytes of a push, as many as one of 8 MiB has.
+#: The number of float32 elements of a push, which are 8 MiB.
 LEN = 2 * MIB
 PUSHES = 64
 
 
 def peak(process="self"):
-    """The most memory that a process has had, in MiB."""
+    """The largest resident memory that a process has had, in MiB."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) // 1024
@@ -47,7 +47,7 @@ if case == "memory":
     assert kind == "dist_sync_mpi" or rank > 0 or len(watched) > 1
     before = [peak(process) for process in watched]
     if rank == ranks - 1:
-        # Shorter than the time after which a push is made in any case.
+        # This is shorter than the time after which a push is made in any case.
         time.sleep(3)
     for number in range(PUSHES):
         value[:] = number
@@ -55,11 +55,11 @@ if case == "memory":
     store.pull("k", value)
     assert (value == ranks * (PUSHES - 1)).all(), value
     more = [peak(process) - old for process, old in zip(watched, before)]
-    # Some pushes of 8 MiB are on their way, waiting, and being copied: all of them would be 512 MiB.
+    # Some pushes of 8 MiB are under way, waiting or being copied. All pushes together would be 512 MiB.
     assert all(mib < 160 for mib in more), (watched, more)
     store.barrier()
 elif case == "orders":
-    # The order within a step differs, and no rank waits for anything.
+    # The order within a step differs between ranks, and no rank waits for any result.
     keys = [f"k{number}" for number in range(5)]
     store.init(keys, [np.zeros(1000, np.float32)] * len(keys))
     for step in range(200):
@@ -70,8 +70,7 @@ elif case == "orders":
         store.pull(key, out)
         assert (out == 199 * ranks + ranks * (ranks - 1) // 2).all(), out
 else:
-    # No steps: each rank has more unfinished pushes of a key than may be before the other calls that key at
-    # all.
+    # There are no steps: each rank has more unfinished pushes of a key than are allowed before the other rank pushes this key at all.
     assert case == "circle"
     store.init(["a", "b"], [np.zeros(3, np.float32)] * 2)
     for key in ("a", "b") if rank % 2 else ("b", "a"):

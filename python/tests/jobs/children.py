@@ -1,4 +1,4 @@
-"""Ranks whose children would take their place in the job. The first argument is the case."""
+"""Ranks whose children try to join the job as the same rank. The first argument is the case."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ import sys
 import ringpull
 
 KIND = "dist_sync_mpi"
-#: What a child does, and says.
+#: A child's program. It tries calls and prints their results.
 CREATE = """
 import ringpull, sys
 calls = {kind: lambda kind=kind: ringpull.create(kind) for kind in sys.argv[1:]}
@@ -28,8 +28,7 @@ for name, call in calls.items():
 
 
 def child(*arguments, without=()):
-    """The output of a child that tries each kind of store, in an environment without variables that begin
-    so."""
+    """The output of a child that tries each kind of store. Its environment lacks variables that begin with one of `without`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without))}
     words = [sys.executable, "-c", CREATE, *arguments]
     done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
@@ -37,7 +36,7 @@ def child(*arguments, without=()):
 
 
 def of_pool(kind):
-    """The same in a child of multiprocessing, which ends without Python's `atexit`."""
+    """The result of creating a store in a child of multiprocessing. Such a child ends without Python's `atexit`."""
     try:
         return f"made {ringpull.create(kind).rank}"
     except ringpull.UnavailableError as error:
@@ -51,13 +50,13 @@ def is_inherited(text, rank):
 
 
 def after_the_store():
-    """Children of every kind, of a rank that has a store."""
+    """A rank that has a store starts children of every kind."""
     store = ringpull.create(KIND)
     rank, size = store.rank, store.num_workers
     said = dict(line.split(" ", 1) for line in child(KIND, "communicator", "horovod", "local"))
     assert said.pop("local") == "made 0 1" and len(said) == 3, said
     (unset,) = {tuple(is_inherited(text, rank)) for text in said.values()}
-    # The hint is right.
+    # The error's hint is right: without these variables the child can create a store.
     assert child(KIND, without=unset) == [f"{KIND} made 0 1"]
     for method in "spawn", "forkserver":
         with multiprocessing.get_context(method).Pool(1) as pool:
@@ -68,9 +67,9 @@ def after_the_store():
 
 
 def before_the_store():
-    """Two children of a rank that has none: the one that comes first is the rank."""
+    """A rank without a store starts two children. The child that comes first becomes the rank."""
     words = [sys.executable, "-c", CREATE + "sys.stdin.read()", KIND]
-    # As a launcher's wrapper would: with the descriptors that it was given.
+    # The child keeps the descriptors of its parent, as with a launcher's wrapper.
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "close_fds": False}
     children = [subprocess.Popen(words, **pipes) for _ in range(2)]
     said = sorted((one.stdout.readline() for one in children), key=lambda line: "only inherited" in line)
@@ -82,7 +81,7 @@ def before_the_store():
 
 
 def of_a_worker():
-    """A child of a worker of servers."""
+    """A worker of a job with servers starts a child."""
     store = ringpull.create("dist_sync")
     (said,) = child("dist_sync")
     assert f"is a child of worker {store.rank}" in said and "kind local" in said, said

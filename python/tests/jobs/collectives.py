@@ -1,4 +1,4 @@
-"""The contract of a communicator on any number of ranks; every rank checks it."""
+"""Tests the contract of a communicator, on any number of ranks. Every rank checks it."""
 
 import sys
 
@@ -12,7 +12,7 @@ assert comm.ranks == list(range(size)) and f"{rank} of {size}" in repr(comm)
 assert (comm.local_rank, comm.local_size, comm.cross_rank, comm.cross_size) == (rank, size, 0, 1)
 ones = np.ones((3, 2), np.float32)
 
-# Every reduction, as a new array and in place.
+# Every reduction is tried with a new array as its result, and in place.
 for op, expected in {"sum": size * (size + 1) / 2, "average": (size + 1) / 2, "min": 1, "max": size}.items():
     mine = ones * (rank + 1)
     called = comm.allreduce(mine, op)
@@ -23,14 +23,14 @@ for op, expected in {"sum": size * (size + 1) / 2, "average": (size + 1) / 2, "m
 assert (comm.allreduce(np.full(2, 2, np.int64), "product").wait() == 2**size).all()
 assert (comm.allreduce(ones, prescale=2, postscale=0.5).wait() == size).all()
 
-# By name in any order, and as a group.
+# Calls with names are made in any order, and as a group.
 names = [f"key {at}" for at in range(5)]
 by_name = {name: comm.allreduce(np.full(at + 1, at), name=name) for at, name in sorted(enumerate(names), key=lambda pair: (pair[0] + rank) % 5)}
 assert all((by_name[name].wait() == at * size).all() for at, name in enumerate(names))
 found = comm.grouped_allreduce([ones, np.arange(4)], name="group").wait()
 assert (found[0] == size).all() and (found[1] == size * np.arange(4)).all()
 
-# Rows that are divided, and rows that are joined.
+# Rows are divided over the ranks (reduce_scatter), and concatenated (allgather).
 rows = np.arange(2 * size + 1, dtype=np.int32)[:, None] * np.ones((1, 3), np.int32)
 part = comm.reduce_scatter(rows).wait()
 start = 2 * rank + min(rank, 1)
@@ -45,7 +45,7 @@ assert comm.allgather(own, lengths=list(range(size)), out=out).wait() is out and
 assert (comm.allgather(np.float32(rank)).wait() == np.arange(size)).all()
 assert (comm.allgather(np.array([rank % 2 == 0])).wait() == [other % 2 == 0 for other in range(size)]).all()
 
-# Something else for each rank.
+# Each rank gets other elements (alltoall).
 found, taken = comm.alltoall(np.arange(size) + 100 * rank).wait()
 assert (found == 100 * np.arange(size) + rank).all() and taken == [1] * size
 splits = [(rank + to) % 3 for to in range(size)]
@@ -56,7 +56,7 @@ for known in (None, comes):
     found, taken = comm.alltoall(blocks, splits, received_splits=known).wait()
     assert (found == arrived).all() and taken == comes, (found, arrived, taken)
 
-# From one rank, and between two.
+# From one rank to all (broadcast), and between two ranks (send and recv).
 last = size - 1
 assert (comm.broadcast(ones * rank, last).wait() == last).all()
 mine = ones * rank
@@ -66,7 +66,7 @@ if sent is not None:
     got = np.zeros(7, int)
     assert comm.recv(got, (rank - 1) % size, 3).wait() is got and (got == (rank - 1) % size).all()
     assert sent.wait() is None
-# From any rank, which is told. Of one rank in the order in which it sent.
+# Messages are received from any rank, and the receiver learns which one sent. Messages of one rank are received in their order.
 if size > 1:
     turned = comm.split(list(reversed(range(size))))
     assert turned is not None
@@ -82,7 +82,7 @@ if size > 1:
         else:
             sends = [comm_of.send(np.full(3, 10 * comm_of.rank + at), place, 5) for at in range(2)]
             assert [send.wait() for send in sends] == [None, None]
-    # Messages that one end waits for before a sum, and the other sends before it, while such sums repeat.
+    # While sums repeat, one rank sends a message before a sum, and the other rank receives the message before this sum.
     for step in range(40):
         got = np.zeros(1, int)
         sent = comm.send(np.full(1, step), 1, 6) if rank == 0 and step % 9 == 8 else None
@@ -92,7 +92,7 @@ if size > 1:
         assert sent is None or sent.wait() is None
 comm.barrier()
 
-# Repeating steps, which go on without messages.
+# The same steps repeat, and so run without control messages.
 for step in range(30):
     steps = [comm.allreduce(ones * step, name="sum"), comm.allgather(np.full((rank + step) % 3, rank), name="rows")]
     found, taken = comm.alltoall(np.full(size, step), name="blocks").wait()
@@ -100,7 +100,7 @@ for step in range(30):
     assert (found == step).all() and (steps[0].wait() == size * step).all()
     assert (steps[1].wait() == np.repeat(np.arange(size), [(other + step) % 3 for other in range(size)])).all()
 
-# Process sets beside each other, and beside the job.
+# Process sets work at the same time as each other and as the job.
 evens, odds = list(range(0, size, 2)), list(range(1, size, 2))
 sets = [comm.split(ranks) for ranks in (evens, odds) if ranks]
 (own_set,) = [found for found in sets if found is not None]
@@ -112,7 +112,7 @@ for step in range(20):
         assert (own_set.allgather(np.array([rank])).wait() == own_set.ranks).all()
     assert (whole.wait() == step * size).all()
 own_set.barrier()
-# Made by its ranks alone.
+# Only its ranks make this set.
 again = comm.subset(own_set.ranks)
 passed = again.barrier_async()
 assert (
@@ -121,7 +121,7 @@ assert (
     and passed.wait() is None
 )
 
-# Calls that do not fit fail, on every rank, and the job goes on.
+# Calls that do not fit together fail on every rank, and the job goes on.
 if size > 1:
     for _ in range(2):
         for call in (
@@ -154,7 +154,7 @@ for wrong in (lambda: comm.allreduce(ones, "summ"), lambda: comm.broadcast(ones,
     except ringpull.ArgumentError as error:
         assert "hint:" in str(error), error
 
-# Long ones, which go in pieces or through shared memory.
+# Long arrays travel in pieces or through shared memory.
 long = np.arange(300_000, dtype=np.float32) % 1000
 assert (comm.allreduce(long).wait() == size * long).all()
 assert (comm.reduce_scatter(long[: 299_990 // size * size]).wait() == size * long[rank * (299_990 // size) : (rank + 1) * (299_990 // size)]).all()

@@ -19,13 +19,13 @@ lost = int(os.environ.get("LOST_AT", 0))
 
 
 def say(text):
-    """A line of this rank, which outlives it."""
+    """Writes a line to this rank's file, which stays when the rank ends."""
     with open(folder / f"said-{generation()}-{job.rank}", "a") as file:
         file.write(f"{text}\n")
 
 
 def offer(slots):
-    """The hosts from now on: the launcher reads the old line or the new one."""
+    """Sets the hosts from now on. The launcher reads either the old line or the new one, never a part."""
     (folder / "new").write_text(f"localhost:{slots}\n")
     os.replace(folder / "new", folder / "hosts")
 
@@ -45,7 +45,7 @@ def train(state):
                 state.commit()
                 say(f"has committed step {state.step}")
             while generation() == 1 and state.step == lost + 4:
-                # As long as it takes the launcher to see the host that is added.
+                # Commits until the launcher has seen the new host.
                 if job.rank == 0:
                     offer(job.size + 1)
                 state.commit()

@@ -1,8 +1,8 @@
-"""A worker of a job with servers that goes on without lost workers. Worker 1 is killed once, and another comes.
+"""A worker of a job with servers that goes on without lost workers. Worker 1 is killed once, and a new worker joins.
 
     elastic_servers.py FOLDER KIND
 
-Each step sums a one of each worker; the number of the step travels in a key too.
+In each step every worker pushes ones. The number of the step is in a key too.
 """
 
 import os
@@ -34,7 +34,7 @@ while step < STEPS:
         killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if step > 10 and store.num_workers < 3:
-        # So that the other one has come before the end.
+        # Steps are repeated until the new worker has joined.
         step -= 1
     store.pushpull("weights", ones, out=weights)
     store.push("clock", numpy.array([step, 1], numpy.float32))

@@ -1,4 +1,4 @@
-"""Every element type that travels: NumPy's and PyTorch's, through a communicator, a store and Horovod's functions."""
+"""Tests every element type that can be sent, of NumPy and PyTorch, by a communicator, a store and Horovod's functions."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def same(found, wanted):
 
 
 def travels(of, dtype):
-    """`of` makes an array of numbers, of the library and the type that are tried."""
+    """Checks collectives that only send. `of` makes an array of the library and the type that are tried, from numbers."""
     for shape in (3,), (), (0, 2), (2, 1, 2):
         count = int(np.prod(shape))
         mine, first = of([rank + at for at in range(count)], shape), of(list(range(count)), shape)
@@ -44,7 +44,7 @@ def travels(of, dtype):
 
 
 def sums(of, dtype):
-    """Reductions where the arithmetic makes sense, and one error where it does not."""
+    """Checks the reductions that the type has, and the error of a reduction that it does not have."""
     mine = of([rank + 1, 0], (2,))
     total = size * (size + 1) // 2
     if "complex" in dtype:
@@ -64,7 +64,7 @@ def sums(of, dtype):
             raises(ValueError, [f"no {op} of bool"], comm.reduce_scatter, mine, op)
             raises(ValueError, [f"no {op} of bool"], comm.grouped_allreduce, [mine], op)
     elif dtype in ("uint32", "uint64"):
-        # The greatest number and one more is 0.
+        # The sum of the greatest number and 1 is the least number.
         least = of([np.iinfo(dtype).max if rank == 0 else 1], (1,))
         same(comm.allreduce(least).wait(), of([size - 2 if size > 1 else np.iinfo(dtype).max], (1,)))
         raises(ValueError, ["no average of " + dtype], comm.allreduce, mine, "average")
@@ -96,12 +96,12 @@ def with_torch():
         kind = getattr(torch, dtype)
         make = lambda values, shape, kind=kind: torch.tensor(values).to(kind).reshape(shape)
         if "float8" in dtype or "uint" in dtype:
-            # These have no comparisons everywhere.
+            # Comparisons do not exist for these types everywhere.
             mine = make([rank + 1, 2], (2,))
             found = comm.broadcast(mine, 0).wait()
             assert found.dtype == kind and found.float().tolist() == [1, 2]
             if dtype in ("uint32", "uint64"):
-                # Rounded towards zero.
+                # The average is rounded towards zero.
                 hvd.init()
                 assert hvd.allreduce(mine).tolist() == [(size + 1) // 2, 2] and hvd.allreduce(mine[1]).tolist() == 2
         else:
@@ -126,7 +126,7 @@ def with_torch():
 
 
 def with_optimizers(torch, hvd):
-    """Complex weights, by both wrappers, as one process trains them on the average gradient."""
+    """Checks, for both wrappers, that complex weights are trained as by one process with the average gradient."""
     import ringpull.torch
 
     def trained(scale, wrap):

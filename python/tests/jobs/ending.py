@@ -1,4 +1,5 @@
-"""A program that ends while a thread of its store gives the memory of the last sums back, which takes Python the seconds of its argument."""
+"""A program that ends while a thread of its store gives the memory of the last sums back. In Python this takes the number of seconds given
+as argument."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""One thing that goes wrong; each rank says which exception it got."""
+"""A job with one fault. Each rank prints the exception that it got."""
 
 import os
 import sys
@@ -16,12 +16,12 @@ ones = np.ones(4, np.float32)
 
 
 def arguments():
-    """Calls that are wrong by themselves: each raises at once, and changes nothing. Keys are strings."""
+    """Calls that are wrong on each rank alone: each raises at once, and changes nothing. Keys are strings."""
     try_all("a", "b", 3)
 
 
 def numbers():
-    """The same with integer keys."""
+    """The calls of `arguments` with integer keys."""
     try_all(3, 99, "a")
 
 
@@ -53,7 +53,7 @@ def try_all(known, unknown, mixed):
                 print(f"rank {rank} got {type(error).__name__} from {name}: {error}", flush=True)
     store.pull(known, out)
     assert (out == 1).all()
-    # Asynchronous servers apply what another rank pushes at once.
+    # Asynchronous servers apply another rank's push at once.
     store.barrier()
     if kind == "dist_async":
         store.set_optimizer(ringpull.Test())
@@ -93,7 +93,7 @@ def never_pushed():
     store.init("a", ones)
     store.barrier()
     if rank == last:
-        # The call that has waited longest is reported: this must be the sum, also on a busy host.
+        # The error names the call that has waited longest. This must be the sum, also on a busy host.
         time.sleep(1.5)
         store.barrier()
     else:
@@ -107,7 +107,7 @@ def pushed_twice():
         store.push("a", ones)
         store.push("a", ones)
         store.pull("a", np.empty(4, np.float32))
-    # As above: this must be the pull.
+    # As above, but here the call must be the pull.
     time.sleep(1.5)
     store.barrier()
 
@@ -121,7 +121,7 @@ def peer_gone():
 
 
 def ends_by_argument():
-    """The last rank gives what no store sums, and ends without the exception."""
+    """The last rank gives a value that no store sums, catches the exception, and ends."""
     store.init("a", ones)
     store.pushpull("a", ones.copy())
     if rank == last:
@@ -133,7 +133,7 @@ def ends_by_argument():
 
 
 def ends_by_exception():
-    """An exception that is none of the store's ends the last rank."""
+    """An exception that does not come from the store ends the last rank."""
     store.init("a", ones)
     store.pushpull("a", ones.copy())
     if rank == last:
@@ -142,7 +142,7 @@ def ends_by_exception():
 
 
 def leaves_by_exception():
-    """The same where it leaves a `with` of the store, and the program goes on."""
+    """Such an exception leaves a `with` of the store, and the program goes on."""
     store.init("a", ones)
     store.pushpull("a", ones.copy())
     try:
@@ -193,8 +193,8 @@ def use(updater):
     store.init(["a", "b"], [ones, ones])
     store.set_updater(updater)
     store.pushpull("a", ones.copy())
-    # A rank whose own updater is well may have its sum before it hears of the other's. The other does not come
-    # beyond its pull, so it never calls the barrier.
+    # A rank whose own updater works may have its sum before it hears of the other rank's error. The other rank's pull raises, so this rank
+    # never calls the barrier.
     store.pull("a", np.empty(4, np.float32))
     store.barrier()
 
@@ -213,8 +213,7 @@ except ringpull.KVStoreError as error:
     print(error, flush=True)
 print(f"rank {rank} got {outcome} after {time.monotonic() - begun:.1f} s", flush=True)
 try:
-    # No rank leaves while another is at work; after a fault that every rank has met there is nothing to wait
-    # for.
+    # No rank leaves while another rank works. If every rank has had the fault, the barrier raises and is not needed.
     store.barrier()
 except ringpull.KVStoreError:
     pass

@@ -1,8 +1,8 @@
-"""Tensors of torch, CuPy, Numba and JAX in a store, in the order of their streams; steps of a model by torch with a
-store, an optimizer of ours, Horovod's interface and the backend of ``torch.distributed``.
+"""Tests tensors of torch, CuPy, Numba and JAX in a store, in the order of their streams. Also tests steps of a torch model with a
+store, with an optimizer of ours, with Horovod's interface and with the backend of ``torch.distributed``.
 
 `frameworks.py cuda` is for GPUs, with RINGPULL_DEVICES=cuda. `frameworks.py cpu` does the same in host memory,
-which shows that the program is right. Each check prints a line; what is not installed is skipped.
+which shows that the program is right. Each check prints a line. Frameworks that are not installed are skipped.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ def halves(store):
 
 
 def many_keys(store):
-    """Operations under way beside kernels that work on other tensors."""
+    """Runs operations at the same time as kernels that work on other tensors."""
     import torch
 
     values = [torch.empty(1 + 40_000 * at, device=PLACE) for at in range(12)]
@@ -116,7 +116,7 @@ def meet(store, backend):
     """A process group of all ranks."""
     import torch
 
-    # Ranks of one host have their launcher in common.
+    # All ranks of one host have the same launcher as their parent process.
     meeting = Path(f"/tmp/ringpull-frameworks-{os.getppid()}-{backend}")
     torch.distributed.init_process_group(
         backend, init_method=f"file://{meeting}", rank=store.rank, world_size=store.num_workers
@@ -133,8 +133,8 @@ def part_company(store, meeting):
 
 
 def compared(kind):
-    """Steps of one model alone and together, with whatever `kind` makes of a model and its optimizer. Every rank has the
-    same batch, so the averages change nothing."""
+    """Compares the steps of a model in one process with steps of all ranks, where `kind` wraps the model and its optimizer. Every rank has
+    the same batch, so the averages change nothing."""
     import torch
 
     torch.manual_seed(1)

@@ -1,8 +1,8 @@
-"""Tensors in the memory of GPUs that compute without one, by hand-made capsules and by
-``__cuda_array_interface__``: no framework knows these GPUs.
+"""Tests tensors in the memory of simulated GPUs, by hand-made capsules and by ``__cuda_array_interface__``, because no framework knows
+these GPUs.
 
-The owner of each works on a stream of its own, and orders that against the stream that it is given as DLPack
-has it. The driver finds an access that nothing orders.
+The owner of each tensor works on a stream of its own, and orders it with the stream that DLPack gives it. The driver reports accesses that
+nothing orders.
 """
 
 import ctypes
@@ -80,7 +80,7 @@ class OnGpu(OnDevice):
 
 
 class ByInterface(OnGpu):
-    """The same by ``__cuda_array_interface__`` alone, as Numba has it."""
+    """Such a tensor that has only ``__cuda_array_interface__``, like Numba's arrays."""
 
     __dlpack__ = __dlpack_device__ = property()
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 framework, where, fault = sys.argv[1:]
-# The front end first: it finds the MPI library before a framework's own libraries are loaded.
+# The front end is imported first, so that it finds the MPI library before a framework loads its own libraries.
 hvd = importlib.import_module(f"ringpull.horovod.{framework}")
 import numpy  # noqa: E402
 
@@ -29,10 +29,10 @@ def array(length):
 
 
 def fail():
-    """Lets the faulty rank fail."""
+    """Makes the faulty rank fail."""
     if fault == "dead":
         os._exit(3)
-    # It comes no more, but lives on until the others have their errors.
+    # The rank calls nothing more, but lives on until the others have their errors.
     while len(os.listdir(folder)) < hvd.size() - 1:
         time.sleep(0.05)
     os._exit(0)
@@ -97,5 +97,5 @@ try:
 except Exception as error:  # noqa: BLE001
     kinds = [kind.__name__ for kind in type(error).__mro__]
     print(f"rank {rank}: {' '.join(kinds)}: {' '.join(str(error).split())}", flush=True)
-# A file of its own says that this rank has its error.
+# Each rank makes a file to show that it has its error.
 open(f"{folder}/{rank}", "w").close()

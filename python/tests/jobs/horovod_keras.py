@@ -1,4 +1,4 @@
-"""Horovod's promises of `horovod.keras`, with Keras 3 on the backend that KERAS_BACKEND names."""
+"""Tests Horovod's promises for `horovod.keras`, with Keras 3 on the backend that KERAS_BACKEND names."""
 
 import os
 import tempfile
@@ -87,7 +87,7 @@ def a_saved_model_goes_on():
         model.save(path)
         plain, loaded = keras.models.load_model(path), hvd.load_model(path)
         made = hvd.load_model(path, custom_objects={"Adam": lambda **settings: hvd.DistributedOptimizer(keras.optimizers.Adam(**settings))})
-    # By name and place the class is Keras's own.
+    # The class has the name and the module of Keras's own class.
     assert isinstance(plain.optimizer, keras.optimizers.Adam) and isinstance(loaded.optimizer, keras.optimizers.Adam)
     assert not hasattr(plain.optimizer, "_way") and hasattr(loaded.optimizer, "_way") and hasattr(made.optimizer, "_way")
     for each in model, loaded, made:
@@ -110,7 +110,7 @@ def one_rank_may_have_loaded_its_model():
         alone.fit(inputs, labels, verbose=0)
         with tempfile.TemporaryDirectory() as folder:
             alone.save(os.path.join(folder, "model.keras"))
-            # Its optimizer has a state, and the others' have none.
+            # The optimizer of this rank has a state, and those of the others have none.
             model = hvd.load_model(os.path.join(folder, "model.keras"))
     model.fit(inputs[rank::size], labels[rank::size], batch_size=4, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     assert is_equal_on_all_ranks(model)
@@ -121,7 +121,7 @@ def a_rank_whose_gradients_overflow_lets_every_rank_skip_the_step():
         return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
 
     overflowing = numpy.where((numpy.arange(len(inputs)) == 0)[:, None] * (rank == 0), numpy.inf, inputs)[:8]
-    # The last is what `compile` does with the policy mixed_float16.
+    # The last form is the one that `compile` makes with the policy mixed_float16.
     for wrapped in hvd.DistributedOptimizer(scaled(keras.optimizers.SGD(0.05))), scaled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))):
         model = model_of(1, wrapped)
         before = weights(model)

@@ -1,4 +1,4 @@
-"""Horovod's promises of `horovod.tensorflow.keras` with Keras 2, its optimizers and its legacy ones: TF_USE_LEGACY_KERAS=1."""
+"""Tests Horovod's promises for `horovod.tensorflow.keras` with Keras 2, its optimizers and its legacy optimizers: TF_USE_LEGACY_KERAS=1."""
 
 import os
 import tempfile
@@ -20,7 +20,7 @@ mine = inputs[rank::size], labels[rank::size]
 def model_of(seed, optimizer, **more):
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
-    # The argument is in all of Horovod's examples.
+    # All of Horovod's examples give this argument.
     model.compile(optimizer, "mse", experimental_run_tf_function=False, **more)
     return model
 
@@ -88,7 +88,7 @@ def a_saved_model_goes_on(optimizers):
             model.save(path)
             plain, loaded = keras.models.load_model(path), hvd.load_model(path)
         assert not hasattr(plain.optimizer, "_way") and hasattr(loaded.optimizer, "_way")
-        # Keras itself loads the state of the optimizer not from each of them.
+        # From some of these files Keras itself does not load the optimizer's state.
         states = [[float(numpy.sum(value)) for value in hvd.elastic.variables_of(each.optimizer)] for each in (model, plain, loaded)]
         assert numpy.array_equal(*states[1:]) and (ending != ".h5" or numpy.allclose(*states[:2])), (ending, states)
         loaded.fit(*mine, batch_size=4, verbose=0)
@@ -102,7 +102,7 @@ def one_rank_may_have_loaded_its_model(optimizers):
         alone.fit(inputs, labels, verbose=0)
         with tempfile.TemporaryDirectory() as folder:
             alone.save(os.path.join(folder, "model.h5"))
-            # Its optimizer has a state, and the others' have none.
+            # The optimizer of this rank has a state, and those of the others have none.
             model = hvd.load_model(os.path.join(folder, "model.h5"))
     model.fit(*mine, batch_size=4, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     assert is_equal_on_all_ranks(model)

@@ -1,4 +1,4 @@
-"""Horovod's promises of `horovod.mxnet`, on any number of ranks."""
+"""Tests Horovod's promises for `horovod.mxnet`, on any number of ranks."""
 
 import itertools
 import tempfile
@@ -138,7 +138,7 @@ def a_module_is_trained():
 
 
 def an_optimizer_is_of_its_class_and_takes_what_is_written_to_it():
-    """A trainer writes in each step what gradients are multiplied by, and its states hold the optimizer."""
+    """In each step a trainer writes the factor of gradients to the optimizer, and the trainer's states hold the optimizer."""
     nets = network(), network()
     for net, own in zip(nets, (False, True)):
         optimizer = mx.optimizer.Adam(learning_rate=0.1)

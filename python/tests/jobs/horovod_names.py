@@ -1,4 +1,5 @@
-"""Touches every name of Horovod's modules of some front ends: it is there, or an error says what to do. Prints the names that are not there."""
+"""Uses every name of Horovod's modules of some front ends. The name must exist, or its error must have a hint. Prints the names that do not
+exist."""
 
 import importlib
 import importlib.metadata
@@ -9,8 +10,7 @@ import horovod
 
 
 def touch(call, is_it):
-    """Returns True if the call gives the name. If not, it must end with an error of ours about a name of which
-    `is_it` is true."""
+    """Returns True if the call finds the name. If not, the call must raise an error of ours about a name for which `is_it` returns true."""
     try:
         call()
     except (AttributeError, ImportError) as error:
@@ -26,13 +26,13 @@ for line in (Path(__file__).parents[1] / "horovod_names.txt").read_text().splitl
     name, _, names = line.partition(":")
     if (name.split(".") + [""])[1] not in sys.argv[1].split(","):
         continue
-    # A module that is missing may be the one around it.
+    # The error may name an outer package that is missing.
     if not touch(lambda: importlib.import_module(name), name.startswith):
         missing.append(name)
         continue
     for attribute in names.split():
         for way in (f"import {name} as module; module.{attribute}", f"from {name} import {attribute}"):
-            # Modules that share their names say the name of one.
+            # If modules here share their names, the error has the name of one of them.
             is_here = touch(lambda: exec(way, {}), lambda said: said.endswith(f".{attribute}"))
             missing += [] if is_here else [f"{name}.{attribute}"]
 print(*missing, sep="\n")

@@ -1,4 +1,4 @@
-"""A script of Horovod's users, which knows nothing of us. Its argument is the fault of the last rank in the
+"""A script as users of Horovod write it, which does not import our package. Its argument is the fault of the last rank in the
 second step."""
 
 import sys

@@ -1,4 +1,4 @@
-"""Horovod's promises of `horovod.torch`, as its documentation has them, on any number of ranks."""
+"""Tests Horovod's promises for `horovod.torch`, from its documentation, on any number of ranks."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ def the_job_is_as_the_launcher_says():
 def sums_and_averages_of_every_type():
     for dtype, dim in itertools.product(NUMBERS, DIMS):
         tensor = whole(dim, dtype)
-        # Sums of small integers: exact in every type.
+        # Sums of small integers are exact in every type.
         assert torch.equal(hvd.allreduce(tensor, op=hvd.Sum), tensor * size), dtype
         assert torch.equal(hvd.allreduce(tensor, average=False), tensor * size)
         assert torch.equal(hvd.allreduce(tensor), tensor), dtype
@@ -60,7 +60,7 @@ def sums_and_averages_of_every_type():
     two = torch.full((3,), 2.0)
     assert hvd.allreduce(two, op=hvd.Product).tolist() == [2.0**size] * 3
     assert hvd.allreduce(torch.tensor(3.0)).shape == ()
-    # A view that is not contiguous, in place.
+    # A view that is not contiguous is reduced in place.
     table = torch.zeros(4, 4)
     hvd.allreduce_(table.t()[1:3].add_(1), op=hvd.Sum)
     assert torch.equal(table, torch.tensor([[0, size, size, 0]] * 4).float())
@@ -107,7 +107,7 @@ def several_at_once():
     mine = [tensor.clone() for tensor in tensors]
     hvd.grouped_allreduce_(mine, op=hvd.Average)
     assert all(torch.equal(one, tensor) for one, tensor in zip(mine, tensors))
-    # Names make the order free.
+    # With names, ranks may call in any order.
     order = [0, 1, 2] if rank == 0 else [2, 0, 1]
     named = {at: hvd.allreduce_async(torch.full((2,), float(at)), name=f"free.{at}", op=hvd.Sum) for at in order}
     assert all(hvd.synchronize(named[at]).tolist() == [at * size] * 2 for at in range(3))
@@ -147,7 +147,7 @@ def rows_go_to_their_ranks():
 
 
 def rows_go_back_to_where_they_came_from():
-    # Equal splits, of a different number of rows on each rank.
+    # The splits are equal, and each rank has a different number of rows.
     tensor = torch.ones(size * (rank + 1), 2).requires_grad_()
     hvd.alltoall(tensor).sum().backward()
     assert torch.equal(tensor.grad, torch.ones_like(tensor))
@@ -161,7 +161,7 @@ def the_reduction_is_divided():
         assert torch.equal(hvd.reducescatter(tensor, op=hvd.Sum), own * size) and torch.equal(hvd.reducescatter(tensor), own)
         for part in hvd.grouped_reducescatter([tensor, tensor], op=hvd.Sum):
             assert torch.equal(part, own * size)
-    # The first ranks have one row more.
+    # The first ranks have one row more than the others.
     uneven = hvd.reducescatter(torch.arange(size + 1.0), op=hvd.Sum)
     assert uneven.tolist() == ([0.0, float(size)] if rank == 0 else [float(size * (rank + 1))])
     raises((RuntimeError, ValueError), hvd.reducescatter, torch.tensor(1.0))
@@ -243,7 +243,7 @@ def process_sets_work_beside_each_other():
     assert hvd.remove_process_set(odd) and hvd.remove_process_set(even) and not hvd.remove_process_set(even)
     assert not hvd.remove_process_set(hvd.global_process_set)
     raises(ValueError, hvd.allreduce, torch.ones(1), process_set=own)
-    # A number that is free is taken again.
+    # A new set takes a number that is free again.
     again = hvd.add_process_set([0])
     assert again.process_set_id == 1
     # Known sets may be given to init again, each once.
@@ -273,7 +273,7 @@ def sparse_tensors_are_gathered():
     at = torch.tensor([[0, rank + 1], [0, 1]])
     tensor = torch.sparse_coo_tensor(at, torch.tensor([1.0, 2.0]), (size + 1, 2))
     handle = hvd.sparse_allreduce_async(tensor, name="sparse", op=hvd.Sum)
-    # Either way of waiting.
+    # Both ways of waiting work.
     summed = hvd.synchronize(handle).to_dense()
     assert torch.equal(handle().to_dense(), summed)
     expected = torch.zeros(size + 1, 2)
@@ -383,7 +383,7 @@ def names_are_checked():
     raises(ValueError, hvd.DistributedOptimizer, optimizer, named_parameters=[*one.named_parameters(), *two.named_parameters()])
     raises(ValueError, hvd.DistributedOptimizer, optimizer, named_parameters=one.named_parameters())
     raises(ValueError, hvd.DistributedOptimizer, optimizer, op=hvd.Sum, gradient_predivide_factor=2.0)
-    # Horovod's own tests read them.
+    # Horovod's own tests read these names.
     assert len(set(hvd.DistributedOptimizer(optimizer)._parameter_names.values())) == 4
 
 
@@ -443,7 +443,7 @@ def an_optimizer_that_takes_sparse_gradients_alone_gets_them():
         before = table.weight.detach().clone()
         for _ in range(2):
             optimizer.zero_grad()
-            # Nobody reaches the other table.
+            # No rank reaches the other table.
             table(torch.tensor([0, rank + 1])).sum().backward()
             assert table.weight.grad.is_sparse and other.weight.grad.is_sparse
             optimizer.step()

@@ -1,4 +1,4 @@
-"""A hybrid store: where its keys are, what is saved of both halves, and what an error of one half does."""
+"""Tests a hybrid store: the places of its keys, the saved states of ranks and servers, and an error of either part."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ if fault is not None:
     step()
     store.barrier()
     if fault == "servers" and rank == 0:
-        # Both servers run this same script, and are no children of this process.
+        # Both servers run this same script, and are not children of this process.
         for process in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{process}/environ", "rb") as file:
@@ -45,12 +45,12 @@ if fault is not None:
             if same and variables.get(b"DMLC_SERVER_ID") == b"1" and int(process) != os.getpid():
                 os.kill(int(process), signal.SIGKILL)
     if fault == "ranks" and rank == ranks - 1:
-        # The ranks disagree on a key of their half alone.
+        # The ranks disagree on a key that only ranks keep.
         store.init("alike", np.zeros(3, np.float32))
     else:
         store.init("alike", np.zeros(4 if fault == "ranks" else 3, np.float32))
     try:
-        # Whichever half is called, and whoever waits where.
+        # Some ranks call a key of the servers, and others a key of the ranks. The error must come in both.
         for _ in range(600):
             if rank % 2 == 0:
                 store.row_sparse_pull("rows", out=np.empty((1, 4), np.float32), row_ids=[7])
@@ -59,7 +59,7 @@ if fault is not None:
             time.sleep(0.1)
     except ringpull.KVStoreError as error:
         print(f"rank {rank} ends with the error {error}", flush=True)
-        # The others are to have met it by themselves.
+        # This rank waits, so that the other ranks get the error by themselves.
         time.sleep(1)
         raise
     sys.exit("no error came")
@@ -71,7 +71,7 @@ with tempfile.TemporaryDirectory() as folder:
     store.save_optimizer_states(path)
     store.load_optimizer_states(path)
     store.barrier()
-# The momentum of both halves has survived: 0.5 of the last step more.
+# The momentum of ranks and servers has been loaded: it adds 0.5 times the last step.
 assert step() == (1 - 0.5 * total * 2.5, [1 - 0.5 * total * 2.5, 1 - 0.5 * 2.5, 1.0])
 try:
     store.set_updater(lambda key, received, stored: None)

@@ -1,9 +1,9 @@
-"""An elastic job whose processes go on without one that is lost: each step counts its samples.
+"""An elastic job whose processes go on without a lost process. Each step counts its samples.
 
     in_place.py WAY PAUSE
 
-WAY says how rank 1 of the first start ends at step 7: `kill` or `raise`. With `everyone` all ranks raise in every start; with `store`
-there is a store in each process; with `end` every rank is killed at its end. A step takes PAUSE seconds more.
+WAY is the way in which rank 1 of the first start ends at step 7: `kill` or `raise`. With `everyone` all ranks raise in every start. With
+`store` each process has a store. With `end` every rank is killed at its end. Each step takes PAUSE seconds longer.
 """
 
 import os
@@ -32,7 +32,7 @@ def is_to_end(step):
 
 @run
 def train(state):
-    # Process sets end with a loss, and are made again.
+    # Process sets end with a loss, and must be made again.
     pair = job.split([0, 1])
     while state.epoch < 2:
         for rows in state.sampler.batches(batch):

@@ -1,4 +1,4 @@
-"""Runs a script of Horovod's, of which a rank is lost before it computes the loss of its eighth batch.
+"""Runs a script for Horovod. One rank is killed before it computes the loss of its eighth batch.
 
     in_place_horovod.py SCRIPT ARGS...
 """

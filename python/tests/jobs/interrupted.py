@@ -11,7 +11,7 @@ import ringpull
 kind, call = sys.argv[1:]
 store = ringpull.create(kind)
 ones = np.ones(4, np.float32)
-#: Pushes of a key that do not wait for others.
+#: The number of pushes of a key that do not wait for other ranks.
 AHEAD = 4
 store.broadcast("a", ones, ones)
 store.barrier()
@@ -44,7 +44,7 @@ else:
         print("nothing", flush=True)
     except KeyboardInterrupt:
         print(f"interrupted after {time.monotonic() - begun:.1f} s", flush=True)
-# What was called goes on, and what waited to be called was not.
+# Operations that were called go on. The call that waited was interrupted and has pushed nothing.
 store.pull("a", ones)
 assert (ones == (1 if call == "barrier" else 2)).all(), ones
 store.barrier()

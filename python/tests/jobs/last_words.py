@@ -1,4 +1,4 @@
-"""One thing that ends a job, which nobody catches, through ringpull, ringpull.mxnet or ringpull.torch: ``last_words.py FRONT CASE KIND [FIFO]``.
+"""A job that ends by an error that nobody catches, through ringpull, ringpull.mxnet or ringpull.torch: ``last_words.py FRONT CASE KIND [FIFO]``.
 
 With RINGPULL_DEVICES=cuda PyTorch's tensors are on a GPU.
 """
@@ -72,11 +72,11 @@ def wait_for_each_other():
 
 
 def report_before_a_call_is_done():
-    """Rank 1 reports while MXNet's engine has a call of it that waits for a sum. Rank 0 makes its part of the sum afterwards."""
+    """Rank 1 reports a failure while one of its calls in MXNet's engine waits for a sum. Rank 0 calls the sum afterwards."""
     first, second = mx.nd.ones(4), mx.nd.ones(4)
     store.init(["first", "second"], [first, second])
     if rank == 0:
-        # Waits for the other rank to open it too.
+        # This waits until the other rank opens the FIFO too.
         open(fifo[0]).close()
     store.pushpull("first", first)
     store.pushpull("second", first, out=second)
@@ -112,7 +112,7 @@ def main():
             if case == "leave":
                 sys.exit(0)
             if case == "push":
-                # Nobody waits for it.
+                # Nobody waits for this push.
                 store.push("w", np.ones(outputs, np.float32))
         if number == 3 and case == "push":
             return

@@ -1,4 +1,4 @@
-"""Runs an example of ours, whose last rank sleeps in step 5: ``late_example.py SECONDS EXAMPLE ARGUMENTS``."""
+"""Runs an example of ours, and makes its last rank sleep in step 5: ``late_example.py SECONDS EXAMPLE ARGUMENTS``."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""Rank 0 is killed in a job that goes on without it: what the others are told. With the word `stop` their programs end then."""
+"""A job that goes on when rank 0 is killed. The others print the change that their callbacks get. With the word `stop` their programs end then."""
 
 import os
 import signal

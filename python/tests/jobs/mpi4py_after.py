@@ -1,4 +1,4 @@
-"""mpi4py that is imported after the store, and calls MPI from this thread while the store's thread does."""
+"""Imports mpi4py after the store was made, and calls MPI from this thread while the store's thread does too."""
 
 import numpy as np
 
@@ -21,6 +21,6 @@ for step in range(100):
         MPI.COMM_WORLD.Allreduce(mine, found)
     handle.wait()
     assert all((gradient == store.num_workers).all() for gradient in gradients) and (found == total).all(), step
-# The library would take no locks with less.
+# With a lower level of thread support the MPI library would take no locks.
 assert MPI.Query_thread() == MPI.THREAD_MULTIPLE, MPI.Query_thread()
 print(f"rank {store.rank} is done")

@@ -1,4 +1,4 @@
-"""One thing that goes wrong under MXNet: what reading the output raises, and what the store raises next."""
+"""A fault under MXNet. Prints the error of reading the output, and the store's next error."""
 
 import os
 import sys

@@ -13,7 +13,7 @@ def main():
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
     data = mx.gluon.data.ArrayDataset(np.arange(64 * 400, dtype=np.float32).reshape(64, 400) / 25600)
     for _ in range(3):
-        # Workers are forked anew in every epoch.
+        # New workers are forked in every epoch.
         for batch in mx.gluon.data.DataLoader(data, batch_size=8, num_workers=2):
             with mx.autograd.record():
                 loss = (net(batch) ** 2).mean()

@@ -1,6 +1,6 @@
-"""Optimizers of MXNet that the store runs itself end with the bits of MXNet's own code: KIND names|numbers [sharded]
+"""Tests that optimizers of MXNet that the store runs itself end with the same bits as MXNet's own code: KIND names|numbers [sharded]
 
-Two workers: a sum of two numbers is the same in both orders. MXNet's code runs in this process, with the values of both.
+There are two workers, because a sum of two numbers is the same in both orders. MXNet's code runs in this process, with the values of both.
 """
 
 import copy
@@ -48,7 +48,7 @@ def made(rule, names, more):
         rule, learning_rate=0.1, wd=0.01, rescale_grad=0.3, clip_gradient=0.5, param_idx2name=names, **copy.deepcopy(more)
     )
     slow = [name for name in names.values() if "slow" in name]
-    # MXNet itself makes the decay of the bias 0.
+    # MXNet itself sets the weight decay of the bias to 0.
     optimizer.set_lr_mult({name: 0.25 for name in slow})
     optimizer.set_wd_mult({name: 2.0 for name in slow})
     return optimizer
@@ -99,7 +99,7 @@ def trained_by_hand():
 
 
 def net():
-    """A symbol with a rate of one variable in its attributes, and normalisation."""
+    """A symbol with normalisation, and with the learning rate of one variable in its attributes."""
     data = mx.sym.FullyConnected(mx.sym.var("data"), weight=mx.sym.var("first_weight", lr_mult=0.5), num_hidden=8, name="first")
     data = mx.sym.Activation(mx.sym.BatchNorm(data, fix_gamma=False, name="norm"), act_type="relu")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=2, name="last"), name="softmax")

@@ -1,4 +1,4 @@
-"""A trainer whose last rank does not come to a step; nobody catches what the others are told."""
+"""A trainer whose last rank does not reach a step. Nobody catches the other ranks' error."""
 
 import time
 

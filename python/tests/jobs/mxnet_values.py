@@ -1,4 +1,4 @@
-"""The contract of MXNet's dist_sync, checked by every rank through the plug-in."""
+"""Tests the contract of MXNet's dist_sync. Every rank checks it through the plug-in."""
 
 import sys
 import tempfile
@@ -22,7 +22,7 @@ def holds(array, value):
     assert (found == value).all(), (rank, found, value)
 
 
-# Keys are initialised in different orders; rank 0's values win.
+# Ranks initialise keys in different orders, and all get rank 0's values.
 for number in range(20) if rank % 2 == 0 else reversed(range(20)):
     dtype = "float32" if number < 10 else "float16"
     store.init(str(100 + number), [mx.nd.ones(SMALL, dtype=dtype) * (number + rank)])
@@ -34,13 +34,13 @@ outs = [mx.nd.empty(BIG), mx.nd.empty(BIG)]
 store.broadcast("b", mx.nd.ones(BIG) * (7 + rank), outs)
 [holds(out, 7) for out in outs]
 
-# Without an optimizer the sum over devices and ranks overwrites, in place too.
+# Without an optimizer the sum over devices and ranks replaces the value, also in place.
 for _ in range(3):
     values = [mx.nd.ones(BIG) * (rank + 1) for _ in range(2)]
     store.pushpull("b", values)
     [holds(value, 2 * total) for value in values]
 
-# Memory that is given twice: outputs that are another key's values, parts of one array, a value of two keys.
+# Memory is given twice: as an output and another key's value, as parts of one array, and as the value of two keys.
 store.init(["x", "y"], [mx.nd.zeros((500,))] * 2)
 x, y = mx.nd.ones((500,)) * (rank + 1), mx.nd.ones((500,)) * 10 * (rank + 1)
 store.pushpull(["x", "y"], [x, y], out=[y, x])
@@ -55,7 +55,7 @@ store.pushpull(["x", "y"], [x, x], out=[y, both[:500]])
 holds(y, total)
 holds(both[:500], total)
 
-# With one, the value is updated; dense and row-sparse, float16 and float32.
+# With an optimizer, the sum updates the value: dense and row-sparse, float16 and float32.
 names = {
     (dtype, shape, stype): f"{dtype}{shape}{stype}"
     for dtype in ("float16", "float32")
@@ -88,14 +88,14 @@ for (dtype, shape, stype), name in names.items():
     if stype == "r":
         empty = mx.nd.sparse.zeros("row_sparse", shape, dtype=dtype)
         store.push(name, empty)
-        # Whatever the key's dtype is, the output's is its own; what is not asked for is gone from it.
+        # The output keeps its own dtype, which may differ from the key's, and loses the rows that were not asked for.
         out = mx.nd.sparse.zeros("row_sparse", shape)
         store.row_sparse_pull(name, out=out, row_ids=mx.nd.arange(shape[0]))
         holds(out, expected)
         store.row_sparse_pull(name, out=out, row_ids=mx.nd.array([]))
         holds(out, 0)
 
-# Gradients of two bits, with what they lose carried on; pushpull and trainers may use them too.
+# Gradients are compressed to two bits, and the residuals are added to the next gradients. pushpull and trainers can use this too.
 if kind != "ringpull_local":
     packed = mx.kv.create(kind) if kind == "dist_sync_mpi" else store
     packed.set_gradient_compression({"type": "2bit", "threshold": 0.5})
@@ -105,8 +105,7 @@ if kind != "ringpull_local":
         packed.pushpull("packed", mx.nd.array([0.3, 0.6, -0.9]), out=out)
         if kind == "dist_sync_mpi":
             holds(out, ranks * np.array(codes, "float32"))
-    # The same by push and then pull, with an optimizer, in a tensor whose codes fill no whole number of
-    # words.
+    # Compression works also by push and then pull, with an optimizer, for a tensor whose codes do not fill whole words.
     packed.set_optimizer(mx.optimizer.create("test", rescale_grad=RATE))
     packed.init("ragged", mx.nd.zeros((37, 3)))
     said = 0.0
@@ -117,7 +116,7 @@ if kind != "ringpull_local":
         said += code
         holds(out, RATE * ranks * said)
 
-# An optimizer of MXNet's whose states the ranks divide gives what each rank's own would, also to a trainer.
+# An optimizer of MXNet whose states are divided over the ranks gives the same weights as one on each rank, also with a trainer.
 if kind == "dist_sync_mpi":
     divided, whole = mx.kv.create(kind), mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.1))
     divided.set_optimizer(mx.optimizer.Adam(learning_rate=0.1), sharded=True)
@@ -150,7 +149,7 @@ if kind == "dist_sync_mpi":
         assert "LAMB" in str(error), error
     else:
         raise AssertionError("LAMB needs norms of whole keys, and was taken")
-    # Nothing was changed: ranks may run it.
+    # The error has changed nothing: the ranks can still run this optimizer themselves.
     refusing.set_optimizer(mx.optimizer.LAMB())
     refusing.push("norms", mx.nd.ones(3))
     try:
@@ -160,7 +159,7 @@ if kind == "dist_sync_mpi":
     else:
         raise AssertionError("the ranks have the values, and the store was to update them")
 
-# A trainer: equal weights from unequal beginnings, and a distributed store is not reset.
+# With a trainer, ranks that begin with different weights get equal weights, and a distributed store is not reset.
 if kind == "dist_sync_mpi":
     mx.random.seed(rank)
     net = mx.gluon.nn.Dense(2, in_units=3)
@@ -184,8 +183,8 @@ if kind == "dist_sync_mpi":
             raise SystemExit("a distributed store was reset")
         except RuntimeError as error:
             assert "reset" in str(error)
-    # What a trainer asks for and may not have with a distributed store; row-sparse weights; unnormalised
-    # sums.
+    # Checks the settings of a trainer that a distributed store allows and those that it refuses, then row-sparse weights, and sums that are
+    # not divided.
     for stype, grad_stype, on_store, outcome in (
         ("default", "default", None, True),
         ("default", "default", False, False),

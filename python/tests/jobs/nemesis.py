@@ -1,7 +1,7 @@
-"""Steps with exact sums, for jobs that meet faults: ``nemesis.py KIND STEPS [LENGTH]``. A wrong sum is the exit code 4.
+"""Runs steps with exact sums, for jobs with injected faults: ``nemesis.py KIND STEPS [LENGTH]``. After a wrong sum the exit code is 4.
 
-KIND is `dist_sync_mpi`, `dist_sync` or `dist_hybrid`; `elastic` for ranks of an elastic job, and `elastic_servers` for
-workers of one with servers.
+KIND is `dist_sync_mpi`, `dist_sync` or `dist_hybrid`. It is `elastic` for ranks of an elastic job, and `elastic_servers` for
+workers of an elastic job with servers.
 """
 
 import sys
@@ -45,7 +45,7 @@ def fixed():
 
 
 def elastic():
-    """Ranks that are started again, or go on in place, from their last commit."""
+    """Ranks start again, or go on in place, from their last commit."""
     job = ringpull.communicator()
 
     @ringpull.elastic.run
@@ -64,7 +64,7 @@ def elastic():
 
 
 def elastic_servers():
-    """Workers that come and go: a sum is that of the workers that there are. A key has the step that they are at."""
+    """Workers come and go. Each sum is over the present workers. A key has the number of the present step."""
     store = ringpull.create("dist_sync")
     clock, ones = numpy.array([0, 1], numpy.float32), numpy.ones(LENGTH, numpy.float32)
     workers = store.num_workers

@@ -1,4 +1,4 @@
-"""Values and outputs that share memory, in one call and in calls under way: exact sums or a clear error."""
+"""Tests values and outputs that share memory, in one call and in several calls under way: there are exact sums or a clear error."""
 
 import signal
 import sys
@@ -21,7 +21,7 @@ def made(length, value, memory):
 
 
 def refused(words, call):
-    """The call raises an error with these words, and nothing is pushed."""
+    """Checks that the call raises an error with these words, and pushes nothing."""
     pushes = store.stats()["pushes"]
     try:
         call()
@@ -38,17 +38,17 @@ store.init(["short a", "short b"], [np.zeros(5, np.float32)] * 2)
 
 for number in range(ROUNDS):
     memory = "shared" if number % 2 else "numpy"
-    # Outputs that are another key's values.
+    # The outputs of one key are another key's values.
     x, y = made(LEN, rank + 1, memory), made(LEN, 10 * (rank + 1), memory)
     store.pushpull(keys, [x, y], out=[y, x])
     assert (y == total).all() and (x == 10 * total).all(), (x, y)
 
-    # A value of two keys.
+    # Two keys have the same value.
     x, outs = made(LEN, rank + 1, memory), [np.empty(LEN, np.float32) for _ in keys]
     store.pushpull(keys, [x, x], out=outs)
     assert all((out == total).all() for out in outs) and (x == rank + 1).all(), (x, outs)
 
-    # Two views that share memory, as the value and the output of one key.
+    # The value and the output of one key are two views that share memory.
     x = made(LEN + 3, 0, memory)
     x[:LEN] = np.arange(LEN) % 100 * (rank + 1)
     store.pushpull("a", x[:LEN], out=x[3:])
@@ -58,7 +58,7 @@ for number in range(ROUNDS):
     store.pushpull("a", [x[3:], x[3:]], out=[x[:LEN]])
     assert (x[:LEN] == np.arange(LEN) % 100 * 2 * total).all(), x
 
-    # Calls one after the other over one array, and over views of it: each has what the one before gave.
+    # Several calls use one array, or views of it, one after the other. Each call gets the result of the previous one.
     x = made(LEN, rank + 1, memory)
     handles = [store.pushpull(key, x, wait=False) for key in keys]
     assert all(handle.wait() for handle in handles)
@@ -72,7 +72,7 @@ for number in range(ROUNDS):
     assert all(handle.wait() for handle in handles)
     assert (y == total).all() and (x == total * ranks).all(), (x, y)
 
-    # A push copies what the call before gives, and a pull writes when that is done.
+    # A push copies the result of the previous call, and a pull writes after the previous call is done.
     x = made(LEN, rank + 1, memory)
     handle = store.pushpull("a", x, wait=False)
     store.push("b", x)
@@ -84,20 +84,20 @@ for number in range(ROUNDS):
     store.pull("b", x)
     assert handle.wait() and (x == 3 * ranks).all(), x
 
-    # Without the first handle, in another key's call: the memory is known, not the handle.
+    # The first handle is dropped. The call of the other key still waits, because the store knows the memory, not the handle.
     x = made(LEN, rank + 1, memory)
     store.pushpull("a", x, wait=False)
     store.pushpull("b", x)
     assert (x == total * ranks).all(), x
 
-# Results that one memory cannot hold both of.
+# One memory cannot hold two results.
 x, short = made(LEN, 1, "numpy"), made(8, 1, "shared")
 refused(['keys "a" and "b"'], lambda: store.pushpull(keys, [x, x]))
 refused(['keys "a" and "b"'], lambda: store.pushpull(keys, [x.copy(), x.copy()], out=[x, x]))
 refused(['"short a"', '"short b"'], lambda: store.pushpull(["short b", "short a"], [short[:5], short[3:]]))
 refused(['two outputs of key "short a"'], lambda: store.pushpull("short a", [short[:5], short[3:]]))
 refused(['of key "short a"'], lambda: store.pull("short a", [short[:5], short[3:]]))
-# The same elements as another type are another tensor.
+# The same memory with another element type is another tensor.
 for value, out in (x, x.view(np.int32)), (x.view(np.int32), x):
     try:
         store.pushpull("a", value, out=out)
@@ -106,7 +106,7 @@ for value, out in (x, x.view(np.int32)), (x.view(np.int32), x):
     raise AssertionError("bits of another type were summed")
 assert (x == 1).all() and (short == 1).all()
 
-# Whoever waits for memory that an unfinished call has can be interrupted.
+# A call that waits for memory of an unfinished call can be interrupted.
 if ranks > 1:
     x = made(LEN, rank + 1, "numpy")
     if rank == 0:

@@ -1,4 +1,4 @@
-"""A program with a store that forks, is signalled, or ends in the middle of something. Its first argument is the case."""
+"""A program with a store that forks, gets a signal, or ends in the middle of an operation. Its arguments are the kind and the case."""
 
 import multiprocessing
 import os
@@ -19,17 +19,17 @@ LEN = 1 << 18
 
 
 def square(number):
-    """The work of a child of multiprocessing, which may import this file anew."""
+    """The work of a child of multiprocessing. The child may import this file again."""
     return number * number
 
 
 def sleep():
-    """A child that does not end by itself."""
+    """The work of a child that does not end by itself."""
     time.sleep(60)
 
 
 def in_child(work):
-    """Forks a child for `work`, which ends by exit as a program does: its pid."""
+    """Forks a child that does `work` and exits as a program does. Returns its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -47,7 +47,7 @@ def ended_well(pid):
 
 
 class Turns:
-    """Lets parent and child go on in turns."""
+    """Makes parent and child go on in turns."""
 
     def __init__(self):
         self.ends = [os.pipe(), os.pipe()]
@@ -66,7 +66,7 @@ class Job:
         self.store.init("w", np.zeros(LEN, np.float32))
 
     def train(self, steps=4, array=None):
-        """Sums whose results are known."""
+        """Makes sums with known results, and checks them."""
         array = np.empty(LEN, np.float32) if array is None else array
         for step in range(steps):
             array[:] = step + 1
@@ -76,7 +76,7 @@ class Job:
     # fork
 
     def child_exits(self):
-        """Before the steps are frozen, and after."""
+        """Children exit before the sequence of steps is frozen, and after."""
         for _ in range(3):
             ended_well(in_child(lambda: None))
             self.train()
@@ -101,7 +101,7 @@ class Job:
             array[:] *= 7
             turns.say(0)
             turns.wait(1)
-            # What the parent has written meanwhile, and put into the memory of what it has freed.
+            # The child does not see what the parent has written meanwhile, also into memory that the parent has freed.
             assert (array == 21).all() and (other == 4).all() and (small == 5).all(), (array, other, small)
             assert (ringpull.zeros(LEN) == 0).all()
 
@@ -152,7 +152,7 @@ class Job:
                     assert str(error).startswith(f"MPI belongs to process {parent};"), error
                 else:
                     raise AssertionError("a child has MPI")
-            # It is warned, as one of several.
+            # The child prints a warning here, because the job has several processes.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             own = ringpull.create("local")
             own.init("w", out)
@@ -169,7 +169,7 @@ class Job:
         if self.rank == 1:
 
             def work():
-                # Out of reach of the launcher.
+                # In a new session the launcher cannot end the child.
                 os.setsid()
                 null = os.open(os.devnull, os.O_RDWR)
                 for stream in range(3):
@@ -183,12 +183,12 @@ class Job:
         try:
             self.train(2)
         except ringpull.PeerLostError as error:
-            # Before a launcher ends this one.
+            # Prints at once, before a launcher ends this rank.
             print(f"{error.peer} is lost after {time.monotonic() - begun - 0.5:.2f} s", flush=True)
         sys.exit(1)
 
     def child_is_terminated(self):
-        """As multiprocessing's `terminate` does: it ends the child, and only that."""
+        """`terminate` of multiprocessing ends the child, and only the child."""
         child = multiprocessing.get_context("fork").Process(target=sleep)
         child.start()
         time.sleep(0.1)
@@ -205,7 +205,7 @@ class Job:
             self.train()
 
     def exec(self):
-        """Another program gets no connection and no memory of the store's."""
+        """A program that is started by exec gets no connection and no memory of the store."""
 
         def described(number):
             return os.readlink(f"/proc/self/fd/{number}")
@@ -222,7 +222,7 @@ class Job:
     # Signals.
 
     def handler(self, write):
-        """The file of a program that writes for two seconds when it is told to end is complete."""
+        """A signal handler of the program writes a file for two seconds. The file must be complete at the end."""
         self.train(1)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(4)
@@ -254,7 +254,7 @@ class Job:
         sys.exit(1)
 
     def exits_in_a_step(self):
-        """One rank ends where the other waits for its next push."""
+        """One rank ends while the other waits for its next push."""
         self.train()
         if self.rank == 1:
             self.store.push("w", np.ones(LEN, np.float32))
@@ -280,7 +280,7 @@ class Job:
         self.train()
 
     def ends_in_a_call(self):
-        """Rank 0 ends while a thread of it waits in a call for rank 1."""
+        """Rank 0 ends while one of its threads waits in a call for rank 1."""
         self.store.init("late", np.zeros(LEN, np.float32))
         self.train()
         summed = np.ones(LEN, np.float32)
@@ -294,7 +294,7 @@ class Job:
             time.sleep(0.01)
 
     def ends_while_pushing(self):
-        """Every rank ends with pushes under way that nobody has waited for."""
+        """Every rank ends while pushes are under way for which nobody has waited."""
         self.train()
         handles = [self.store.pushpull("w", np.ones(LEN, np.float32), wait=False) for _ in range(8)]
         del handles
@@ -318,7 +318,7 @@ class Writing:
 
 
 def numbers():
-    """The descriptors that are open, without those of pipes and files: a launcher's are none of ours."""
+    """The open descriptors, without those of pipes, terminals and folders, which may come from the launcher."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -333,7 +333,7 @@ def numbers():
 if __name__ == "__main__":
     kind, case = sys.argv[1:3]
     if case == "exec" and kind == "dist_sync_mpi":
-        # What MPI opens is MPI's.
+        # MPI is initialised first, so that its own descriptors do not count.
         import mpi4py.MPI  # noqa: F401
     before = numbers()
     if case == "handler_before":

@@ -1,7 +1,7 @@
-"""Three ranks, each as on a host of its own, find commits of an earlier generation: `test_elastic.py` has placed them.
+"""Three ranks, each on a simulated host of its own, find commits of an earlier generation.
 
-The first host has commit (1, 3), the second (1, 4) and one of an earlier generation with a greater number; the third has (1, 4), which a
-bad memory has changed, and (1, 3).
+The first host has commit (1, 3). The second has (1, 4), and a commit of an earlier generation with a greater number. The third has (1, 4),
+which faulty memory has changed, and (1, 3).
 """
 
 import os

@@ -1,10 +1,10 @@
-"""A small network that trains on Fashion-MNIST for a time, for `ringpull rehearse --together`: ``soak.py KIND SECONDS CHECKPOINTS``.
+"""Trains a small network on Fashion-MNIST for a time, for `ringpull rehearse --together`: ``soak.py KIND SECONDS CHECKPOINTS``.
 
-The store applies the optimizer. In each step every sum of the key "control" is compared with what its rule
-gives, and rank 0 writes checkpoints into the folder CHECKPOINTS. Now and then a rank forks children that touch
-arrays and end in three ways. In the end no rank may have grown: the median of its resident memory in the last
-quarter of the time may be 2 % and 2 MiB above that of the second quarter, those of its descriptors and threads
-nothing. Events are printed to stdout, each line behind the time.
+The store applies the optimizer. In each step the value of the key "control" is compared with the value that follows from the
+optimizer's rule, and at times rank 0 writes checkpoints into the folder CHECKPOINTS. At times a rank forks children that write
+arrays and end in three ways. At the end no rank may have grown between the second and the last quarter of the time: the median of its
+resident memory may grow by at most 2 % and 2 MiB, and the medians of its numbers of descriptors and threads must not grow.
+Events are printed to stdout, each line after its time.
 """
 
 import gzip
@@ -25,9 +25,9 @@ DATA = next(
     None,
 )
 RATE, MOMENTUM, BATCH = 0.125, 0.5, 16
-#: Steps between two checkpoints, and seconds between two forks of a rank and between two samples of its size.
+#: The number of steps between two checkpoints, and the seconds between two forks of a rank and between two samples of its size.
 CHECKPOINTS, FORK, SAMPLE = 40, 60, 10
-#: Seconds of rest after each step, so that a soak leaves the processors to others.
+#: The seconds of rest after each step, which leave the processors to other programs.
 REST = 0.5
 SHAPES = {"w1": (784, 24), "b1": (24,), "w2": (24, 10), "b2": (10,), "control": (64,), "stop": (1,)}
 
@@ -50,7 +50,7 @@ def scores(weights, some):
 
 
 def gradients(weights, some, labels, out):
-    """The mean gradients over the batches of all ranks are the sums of these."""
+    """Computes this rank's gradients, divided by the number of ranks: their sum over the ranks is the mean over all batches."""
     hidden, output = scores(weights, some)
     error = np.exp(output - output.max(axis=1, keepdims=True))
     error /= error.sum(axis=1, keepdims=True)
@@ -64,12 +64,12 @@ def gradients(weights, some, labels, out):
 
 
 def added(rank, step):
-    """The gradient of a rank for the control key in a step: whole numbers, which come and go."""
+    """The gradient of a rank for the control key in a step. It has whole numbers that change from step to step."""
     return (-1.0) ** step * (rank + 1) * (np.arange(64, dtype=np.float32) % 5 + step % 7)
 
 
 def save(path, step, weights, momentum):
-    """Replaces the checkpoint, or says why it stays."""
+    """Replaces the checkpoint. If that fails, prints the reason, and the old checkpoint stays."""
     states, new = path.with_suffix(".states"), path.with_suffix(".new")
     try:
         store.save_optimizer_states(states, True)
@@ -88,7 +88,7 @@ def save(path, step, weights, momentum):
 
 
 def fork(arrays):
-    """Children that write what they have inherited and end by exit, by `os._exit` and by a signal."""
+    """Forks children that write inherited arrays and end by exit, by `os._exit` and by a signal."""
     before = {name: array.copy() for name, array in arrays.items()}
     children = []
     for end in range(3):
@@ -115,7 +115,7 @@ def fork(arrays):
 
 
 class Size:
-    """The memory (KiB), descriptors and threads of this process."""
+    """The memory (KiB) and the numbers of descriptors and threads of this process."""
 
     def __init__(self):
         self.samples, self.next = [], 0.0
@@ -177,7 +177,7 @@ def main(seconds, path):
         if not np.allclose(weights["control"], control + momentum, atol=1e-3):
             say(f"WRONG sum in step {step}: {weights['control'] - control - momentum}")
             sys.exit(4)
-        # The mirror would drift by what it rounds otherwise.
+        # The momentum is taken from the store's values, because rounding errors would add up otherwise.
         momentum = weights["control"] - control
         step += 1
         if step % 500 == 0 and rank == 0:

@@ -1,4 +1,4 @@
-"""Rank 0 stops for ever while rank 1 has more to announce to it than connections take: says when that is an error."""
+"""Rank 0 stops for ever while rank 1 has more messages for it than the connection takes. Prints the time after which this is an error."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ store = ringpull.create("dist_sync_mpi")
 store.barrier()
 if store.rank == 0:
     os.kill(os.getpid(), signal.SIGSTOP)
-# Until it stands still.
+# Waits until rank 0 has stopped.
 time.sleep(0.5)
 begun = time.monotonic()
 value = np.ones(1, np.float32)

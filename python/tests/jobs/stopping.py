@@ -1,9 +1,9 @@
-"""Training that one rank is asked to stop: the step at which each rank stops, and what it has sent on the way.
+"""Training that one rank is asked to stop. Prints the step at which each rank stops, and checks the number of messages.
 
     stopping.py KIND WHO
 
-WHO says who is asked: `signal`, the last rank, by two signals in the middle; `behind`, every rank but the first wants to at a step of
-its own while the first is slow; `last`, in the last step; `nobody`.
+WHO is one of four cases. `signal`: the last rank gets two signals in the middle. `behind`: every rank but the first wants to stop, each at
+another step, while the first is slow. `last`: the last rank wants to stop in the last step. `nobody`: no rank stops.
 """
 
 import os
@@ -33,7 +33,7 @@ for step in range(STEPS):
     if who == "signal" and rank == last and step in (ASKED, ASKED + 1):
         os.kill(os.getpid(), signal.SIGTERM)
     if who == "behind" and rank == 0 and step in (ASKED, ASKED + 1):
-        # Others have called for the next sum meanwhile.
+        # Meanwhile the other ranks have called the next sum.
         threading.Event().wait(0.05)
     wants = (who == "behind" and rank > 0 and step >= ASKED + rank) or (who == "last" and rank == last and step == STEPS - 1)
     if ringpull.should_stop(wants):
@@ -42,10 +42,10 @@ for step in range(STEPS):
 
 if who == "signal":
     assert heard == ([signal.SIGTERM] * len(heard)) and (len(heard) >= 1) == (rank == last), heard
-# In a frozen cycle nothing is sent, also with a look at every step whether to stop.
+# In a frozen cycle no control messages are sent, although should_stop is called in every step.
 assert messages[ASKED - 1] == messages[ASKED - 20], messages
 if stopped is not None:
-    # It stays so, and sums go on.
+    # should_stop stays True, and sums still work.
     assert ringpull.should_stop()
     store.pushpull("w", gradient)
     assert (gradient == store.num_workers).all()

@@ -1,4 +1,4 @@
-"""PyTorch's own machinery with a group of ours, which a whole group written in Python cannot serve: any number of ranks."""
+"""Tests PyTorch's own machinery with a group that has our backend, on any number of ranks. A whole group in Python would not support it."""
 
 import gc
 import json
@@ -71,7 +71,7 @@ def calls_are_compared_at_the_debug_level_detail():
     dist.set_debug_level(dist.DebugLevel.OFF)
     gc.collect()
     assert a_sum(group) == [total] * 3
-    # Messages between two ranks are no calls of all.
+    # Messages between two ranks do not count as calls that all ranks make.
     if size > 1 and rank == 0:
         dist.send(torch.ones(2), 1, group)
     elif rank == 1:
@@ -108,7 +108,7 @@ def groups_are_split():
     dist.barrier(group)
     again = dist.split_group(parent_pg=group, split_ranks=[list(range(len(mine)))], timeout=timedelta(seconds=30))
     assert a_sum(again) == [sum(other + 1.0 for other in mine)] * 3
-    # A group without some of the ranks, which get none.
+    # Ranks that are not in the new group get no group.
     alone = dist.split_group(split_ranks=[[0]])
     assert (alone is dist.GroupMember.NON_GROUP_MEMBER) == (rank != 0)
     assert rank != 0 or a_sum(alone) == [1.0] * 3

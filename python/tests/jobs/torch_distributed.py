@@ -1,4 +1,4 @@
-"""The contract of the backend `ringpull` of torch.distributed, on any number of ranks."""
+"""Tests the contract of the backend `ringpull` of torch.distributed, on any number of ranks."""
 
 import gc
 import os
@@ -115,7 +115,7 @@ def tensors_of_every_type_and_layout_travel():
             assert sorted([*sources, rank]) == list(range(size))
             for work in sent:
                 work.wait()
-    # Columns, which lie apart, scalars, and nothing at all.
+    # Columns, which are not contiguous, scalars, and empty tensors.
     table = torch.zeros(4, 3)
     table[:, 1] = rank + 1.0
     dist.all_reduce(table[:, 1])
@@ -146,7 +146,7 @@ def collectives_of_parts():
     part = torch.zeros(2, dtype=torch.int16)
     dist.reduce_scatter_tensor(part, rows.flatten().short(), op=dist.ReduceOp.MAX)
     assert torch.equal(part, rows[rank].short())
-    # Unequal ones, and the output within the input.
+    # Parts of unequal length, and an output that is a part of the input.
     parts = [torch.ones(other + 1) for other in range(size)]
     mine = torch.zeros(rank + 1)
     dist.reduce_scatter(mine, parts)
@@ -274,20 +274,20 @@ def results_are_held_by_who_has_a_use_for_them():
     for count in range(100):
         sum_of(count).wait()
         sum_of(count).get_future().wait()
-    # Nobody waits for these, and on rank 0 none is done before all are called.
+    # Nobody waits for these sums, and on rank 0 none is done before all are called.
     if rank != 0:
         time.sleep(0.5)
     for count in range(300):
         sum_of(count)
     held = [weakref.ref(tensor) for tensor in tensors]
     tensors.clear()
-    # Calls that follow let go of what is done.
+    # Later calls release the works that are done.
     for _ in range(200):
         dist.barrier()
         dist.all_reduce(torch.ones(1), async_op=True)
     end = time.monotonic() + 20
     while any(tensor() is not None for tensor in held) and time.monotonic() < end:
-        # The threads of futures are not far behind.
+        # The threads of futures release them a little later.
         time.sleep(0.01)
     gc.enable()
     left = [at for at, tensor in enumerate(held) if tensor() is not None]
@@ -354,15 +354,14 @@ def data_parallel_training_is_that_of_the_whole_batch():
         {"find_unused_parameters": True},
         {"static_graph": True},
     ):
-        # Each begins elsewhere: DistributedDataParallel starts with rank 0's.
+        # Each rank begins with other weights, and DistributedDataParallel starts with rank 0's.
         found = trained(DistributedDataParallel(a_model(rank if rank else 0), **words), mine)
         assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(found.parameters(), expected)), words
-    # Ranks with more batches than others: the reducer in C++ waits for work whose Python half nobody else
-    # holds.
+    # Some ranks have more batches than others. Then the reducer in C++ waits for works whose Python part nobody else holds.
     uneven = DistributedDataParallel(a_model())
     with uneven.join(throw_on_early_termination=False):
         trained(uneven, mine, steps=2 + rank)
-    # Hooks whose callbacks wait for futures.
+    # These hooks have callbacks that wait for futures.
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook, quantization_hooks
 
     compressed = DistributedDataParallel(a_model())
@@ -371,7 +370,7 @@ def data_parallel_training_is_that_of_the_whole_batch():
     compressed.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     models = [compressed]
     if NEW:
-        # That of 1.13 wants a GPU.
+        # The hook of PyTorch 1.13 needs a GPU.
         models.append(DistributedDataParallel(a_model()))
         models[-1].register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
     for model in models:
@@ -388,7 +387,7 @@ def data_parallel_training_is_that_of_the_whole_batch():
 
 
 def is_shared(tensor):
-    """Returns True if it lies in memory that the ranks of a host share."""
+    """Returns True if the tensor is in memory that the ranks of a host share."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             start, end = (int(bound, 16) for bound in line.split()[0].split("-"))
@@ -408,7 +407,7 @@ def buckets_are_in_memory_that_ranks_of_a_host_share():
             assert gradients[0].eq((size - 1) / 2 + step).all() and gradients[1].eq(1).all()
             assert [is_shared(gradient) for gradient in gradients] == [group is None] * 2, (dtype, group, step)
             model.zero_grad(set_to_none=False)
-    # A small bucket is not worth it.
+    # A small bucket is not put into shared memory.
     small = nn.Linear(4, 4)
     model = DistributedDataParallel(small, gradient_as_bucket_view=True)
     model(torch.ones(1, 4)).sum().backward()
@@ -481,7 +480,7 @@ def divided_states_and_parameters():
 def a_group_is_left_and_made_again():
     dist.barrier()
     dist.destroy_process_group()
-    # Where PyTorch's own store is asked for.
+    # Here the program asks for a store of PyTorch.
     meet = os.path.join(tempfile.gettempdir(), f"meet-{os.environ.get('OMPI_COMM_WORLD_JOBID', os.getppid())}")
     dist.init_process_group("ringpull", init_method=f"file://{meet}", rank=rank, world_size=size)
     total = torch.ones(2)

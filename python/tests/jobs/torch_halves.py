@@ -1,4 +1,4 @@
-"""Averages halves, large and small ones, with the optimizer."""
+"""Tests averages of float16 and bfloat16 by the optimizer, with large and small values."""
 
 import torch
 
@@ -10,8 +10,8 @@ rank, ranks = store.rank, store.num_workers
 
 
 def average_of(gradient):
-    """The average, as a step of rate 1 from zero has it."""
-    # A name of its own for each dtype and length.
+    """The average of the gradient, from a step of learning rate 1 that begins at zero."""
+    # Each dtype and length has its own name.
     parameter = torch.nn.Parameter(torch.zeros_like(gradient))
     prefix = f"{gradient.dtype}.{len(gradient)}"
     optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), store, prefix)
@@ -24,12 +24,11 @@ def rounded(exact, dtype):
     return exact.to(dtype).double()
 
 
-# The sum is beyond the type, the average is not.
+# The sum is too large for the type, but the average is not.
 for dtype, large in (torch.float16, 40000.0), (torch.bfloat16, 2.0**127), (torch.float32, 40000.0):
     got = average_of(torch.full((5,), large, dtype=dtype))
     assert got.dtype == dtype and (got == large).all(), (dtype, got)
-# Small ones, down to the smallest subnormal, and those between them and the largest; every rank makes all
-# ranks' values.
+# Values from the smallest subnormal up to the largest. Every rank makes the values of all ranks.
 for dtype, smallest, digits in (torch.float16, 2.0**-24, 11), (torch.bfloat16, 2.0**-133, 8):
     random = torch.Generator().manual_seed(1)
     exponents = torch.linspace(-24, 14, 4000)
@@ -45,7 +44,7 @@ for dtype, smallest, digits in (torch.float16, 2.0**-24, 11), (torch.bfloat16, 2
     if ranks == 2:
         normal = values.double().abs().amin(0) >= 2 * 2.0**-14
         assert (got == rounded(exact, dtype))[normal].all(), dtype
-# What travels as halves: the same.
+# float32 that is compressed to float16 has the same property.
 store.set_gradient_compression({"type": "fp16"})
 got = average_of(torch.full((7,), 40000.0))
 assert (got == 40000).all(), got

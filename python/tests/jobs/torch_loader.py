@@ -11,7 +11,7 @@ LEN = 1 << 17
 
 
 class Rows(torch.utils.data.Dataset):
-    """Data in memory that ranks share, as a worker must find it; and a worker that scribbles over it."""
+    """Data in memory that ranks share. A loader's worker must find it unchanged, and then overwrites a part of its own copy."""
 
     def __init__(self):
         self.values = ringpull.zeros(LEN)
@@ -34,7 +34,7 @@ def main():
     rows = Rows()
     expected = np.arange(LEN, dtype=np.float32)
     for _ in range(3):
-        # Workers are forked anew in every epoch.
+        # New workers are forked in every epoch.
         for batch in torch.utils.data.DataLoader(rows, batch_size=8, num_workers=2):
             optimizer.zero_grad()
             net(batch).square().mean().backward()

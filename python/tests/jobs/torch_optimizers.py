@@ -1,9 +1,10 @@
-"""Programs with an optimizer of PyTorch's, bare and with gradients that are combined over the ranks: both must end alike.
+"""Runs programs with an optimizer of PyTorch: bare, and with gradients that are combined over the ranks. Both runs must end with the same
+values.
 
     torch_optimizers.py FRONT[:KIND] [WORDS]
 
-A front is ``ringpull`` or ``horovod``, and a kind that of its store. Gradients differ between ranks as long as they are not averaged.
-With words only programs run whose names have one of them.
+A front is ``ringpull`` or ``horovod``. KIND is the kind of its store. Gradients differ between ranks until they are averaged.
+With words, only programs run whose names have one of the words.
 """
 
 import sys
@@ -14,14 +15,14 @@ from optimizer_programs import PROGRAMS, Run
 
 def equal(got, expected, is_exact):
     if isinstance(expected, torch.Tensor):
-        # What differs between ranks is rounded before it cancels out.
+        # The parts that differ between ranks are rounded before they cancel out.
         coarse = expected.element_size() < 4
         return torch.equal(got, expected) if is_exact else torch.allclose(got.float(), expected.float(), 1e-4, 1e-2 if coarse else 2e-5)
     return got == expected
 
 
 def wrappers(front):
-    """The function of that front which wraps an optimizer, this rank and the number of ranks."""
+    """The front's function that wraps an optimizer, this rank, and the number of ranks."""
     if front == "horovod":
         import ringpull.horovod.torch as hvd
 
@@ -40,7 +41,7 @@ def wrappers(front):
 
 
 def differences(front, words=()):
-    """The programs that end otherwise with that front than without it."""
+    """The programs that end with other values with this front than without it."""
     wrap, rank, ranks = wrappers(front)
     found = {}
     for name, (function, fronts) in PROGRAMS.items():

@@ -1,4 +1,4 @@
-"""Code that reads gradients between the backward pass and the step, and passes that add up: as one process
+"""Tests code that reads gradients between the backward pass and the step, and passes that add up. The results must be those of one process
 with all data."""
 
 import time
@@ -55,7 +55,7 @@ def whoever_reads_a_gradient_reads_the_average():
         optimizer.zero_grad()
         loss = loss_of(net, part)
         if rank == step % ranks:
-            # The others have long read theirs.
+            # By now the other ranks have read their gradients.
             time.sleep(0.2)
         loss.backward()
         own = gradients(net)
@@ -91,7 +91,7 @@ def passes_add_up(how):
             loss_of(net, part).backward()
             (2 * loss_of(net, part)).backward()
         optimizer.step()
-        # Six gradients, and who has any. New parameters have to be agreed on before.
+        # There are six gradients, and one push that tells which ranks have gradients. The first step has more pushes, for new parameters.
         assert step == 0 or store.stats()["pushes"] - before == (14 if how == "each" else 7)
         other.zero_grad()
         (3 * loss_of(alone, slice(None))).backward()
@@ -153,7 +153,7 @@ def a_closure_may_run_several_passes():
             trained.zero_grad()
             loss = loss_of(model, chosen)
             loss.backward()
-            # What steers the search must be the same everywhere.
+            # The loss directs the search, so it must be the same on all ranks.
             return loss_of(model, slice(None)).detach()
 
         trained.step(closure)

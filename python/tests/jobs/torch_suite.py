@@ -1,11 +1,11 @@
-"""PyTorch's own tests of process groups, with the backend `ringpull`: each rank runs the same, in one order.
+"""Runs PyTorch's own tests of process groups with the backend `ringpull`. All ranks run the same tests in the same order.
 
     mpirun -n 2 python torch_suite.py FOLDER NAME...
 
-FOLDER is one that all ranks see, with the folders that PyTorch's tests want in it. `RINGPULL_TESTS_AS=gloo`
-runs what PyTorch keeps for the backend of that name; the process groups are ours. Each rank prints a line for
-each test: its name and `ok`, `skipped` or `failed`, and why. A test that fails ends the rank, and with it the
-job: the ranks would no longer be in the same test.
+FOLDER is shared by all ranks, and has the folders that PyTorch's tests need. `RINGPULL_TESTS_AS=gloo`
+runs the tests that PyTorch has only for the backend gloo; the process groups are still ours. Each rank prints a line for
+each test: its name, `ok`, `skipped` or `failed`, and the reason. A test that fails ends the rank and so the
+job, because the ranks would no longer be in the same test.
 """
 
 import faulthandler
@@ -28,11 +28,11 @@ os.environ |= {
 import torch.distributed as dist  # noqa: E402
 from torch.testing._internal import common_distributed  # noqa: E402
 
-# What it can do, by the names that PyTorch's tests have for that.
+# The backend's features, by the names in PyTorch's tests.
 for feature in ("ddp", "subgroup"):
     common_distributed.DistTestCases.backend_feature[feature].add("ringpull")
 if size >= 4:
-    # Groups of ranks 1 and 2, for which PyTorch's tests want eight ranks of other backends than MPI.
+    # These tests need only groups of ranks 1 and 2, but for backends other than MPI PyTorch requires eight ranks.
     common_distributed.skip_if_small_worldsize = lambda test: test
 
 from torch.testing._internal.common_utils import TestCase  # noqa: E402
@@ -44,7 +44,7 @@ from torch.testing._internal.distributed.distributed_test import (  # noqa: E402
 
 
 class Suite(TestCase, DistributedTest._DistTestBase):
-    """The tests, in a process that is a rank already."""
+    """PyTorch's tests, in a process that is already a rank."""
 
     world_size = str(size)
 
@@ -62,7 +62,7 @@ class Suite(TestCase, DistributedTest._DistTestBase):
 
 
 def run(name):
-    """The outcome of one test, and its reason."""
+    """Runs a test. Returns its outcome and the reason."""
     if getattr(getattr(Suite, name), "__unittest_skip__", False):
         return f"skipped {getattr(Suite, name).__unittest_skip_why__}"
     dist.init_process_group("ringpull", timeout=timedelta(seconds=CUSTOM_PG_TIMEOUT.get(name, 60)))

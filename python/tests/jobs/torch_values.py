@@ -1,4 +1,4 @@
-"""Trains on parts of a batch and compares with one process that has all of it."""
+"""Trains on parts of a batch, and compares the weights with those of one process that has the whole batch."""
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ assert optimizer.param_groups[0]["lr"] == 0.5
 train(net, optimizer, slice(rank, None, ranks))
 for own, other in zip(net.parameters(), alone.parameters()):
     assert torch.allclose(own, other, atol=1e-6), (own, other)
-# A program may call its own keys as ours are called, and cannot give parameters to a store of integer keys.
+# A program's own keys may have the same names as ours. It cannot give parameters to a store with integer keys.
 named = ringpull.create("dist_sync_mpi")
 for key in ("names.0", "reached.0", "names.1"):
     named.init(key, torch.zeros(2))

@@ -1,4 +1,4 @@
-"""A script of multiprocessing that makes its store whenever it is imported."""
+"""A script that uses multiprocessing, and makes its store whenever it is imported."""
 
 import multiprocessing
 

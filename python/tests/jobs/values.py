@@ -1,4 +1,4 @@
-"""Promises that hold on any number of ranks; every rank checks them."""
+"""Tests promises that hold on any number of ranks. Every rank checks them."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ store = ringpull.create(kind)
 rank, ranks = store.rank, store.num_workers
 total = ranks * (ranks + 1) // 2
 
-# Rank 0's value wins, whatever the order of the keys.
+# All ranks get rank 0's value, whatever the order of the keys.
 keys = ["x", "y", "z"]
 for key in keys if rank % 2 == 0 else reversed(keys):
     store.init(key, np.full((2, 3), 10 * rank + keys.index(key), np.float32))
@@ -25,14 +25,14 @@ for index, key in enumerate(keys):
     store.pull(key, out)
     assert (out == index).all(), (key, out)
 
-# Pushes in different orders, summed over ranks and lists.
+# Ranks push in different orders, and values are summed over ranks and lists.
 for key in keys if rank % 2 else reversed(keys):
     store.push(key, [np.full((2, 3), rank + 1, np.float32)] * 2)
 for key in keys:
     store.pull(key, out)
     assert (out == 2 * total).all(), (key, out)
 
-# In place, out of place, several keys, handles.
+# pushpull works in place, with outputs, with several keys, and with handles.
 value = np.full((2, 3), rank + 1, np.float32)
 store.pushpull("x", value)
 assert (value == total).all()
@@ -43,7 +43,7 @@ handle.wait()
 assert all((o == total).all() for o in outs)
 assert all((v == rank + 1).all() for v in values)
 
-# Sums that only the array has; the key has a value again after a push.
+# With keep=False only the array has the sum. The key has a value again after a push.
 for memory in (np.zeros(3, np.float32), ringpull.zeros(50_000)):
     name = f"passing {len(memory)}"
     store.init(name, memory)
@@ -54,7 +54,7 @@ for memory in (np.zeros(3, np.float32), ringpull.zeros(50_000)):
         assert all((held == total - ranks + ranks * step).all() for held in (memory, *copies)), (memory, *copies)
     try:
         store.pull(name, memory)
-        # With servers the value is theirs.
+        # With servers, the servers have the value.
         assert kind != "dist_sync_mpi" and (memory == copies[0]).all()
     except ringpull.ArgumentError as error:
         assert kind == "dist_sync_mpi" and "keep=True" in str(error), error
@@ -63,7 +63,7 @@ for memory in (np.zeros(3, np.float32), ringpull.zeros(50_000)):
     store.pull(name, memory)
     assert (memory == ranks * copies[0]).all()
 
-# Integers, halves, a tensor of several segments.
+# Integers, float16, and a tensor of several segments.
 if kind == "dist_sync_mpi":
     for dtype in ("int8", "int32", "int64", "float16", "float64"):
         store.init(dtype, np.zeros(5, dtype))
@@ -76,7 +76,7 @@ value = large * (rank + 1)
 store.pushpull("large", value)
 assert (value == large * total).all()
 
-# Rows.
+# Row-sparse gradients.
 store.init("rows", np.zeros((4, 2), np.float32))
 store.push("rows", ringpull.RowSparse([rank % 4, 3], np.ones((2, 2), np.float32), (4, 2)))
 rows = np.empty((2, 2), np.float32)
@@ -84,7 +84,7 @@ store.row_sparse_pull("rows", rows, row_ids=[3, 0])
 at_three = ranks + sum(1 for r in range(ranks) if r % 4 == 3)
 assert (rows[0] == at_three).all() and (rows[1] >= 1).all(), rows
 
-# An optimizer; a changed learning rate applies to the pushes after it.
+# An optimizer applies pushes. A changed learning rate applies to later pushes.
 store.init("w", np.zeros(4, np.float32))
 sgd = ringpull.SGD(learning_rate=1.0)
 store.set_optimizer(sgd)
@@ -96,7 +96,7 @@ store.set_optimizer(sgd)
 store.pushpull("w", np.full(4, rank + 1, np.float32), out)
 assert (out == -1.5 * total).all(), out
 
-# The same optimizer with its states divided over the ranks, and saved by all.
+# The same optimizer has its states divided over the ranks, and every rank saves all states.
 if kind == "dist_sync_mpi":
     with ringpull.create(kind) as divided:
         divided.init("parts", np.zeros(1000, np.float32))
@@ -135,7 +135,7 @@ if kind == "dist_sync_mpi":
             other.pushpull("u", np.full(3, rank + 1.0), updated)
             assert (updated == 1 + step * total).all(), updated
         other.push("u", np.ones(3))
-# Workers with different amounts of data.
+# Workers have different amounts of data.
 if kind == "dist_sync_mpi":
     with ringpull.create(kind) as uneven:
         uneven.init("v", np.zeros(3, np.float32))

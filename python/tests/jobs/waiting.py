@@ -1,4 +1,4 @@
-"""Ranks that keep each other waiting, through ringpull, ringpull.mxnet or ringpull.torch: ``waiting.py CASE KIND FRONT``."""
+"""Ranks that wait for each other, through ringpull, ringpull.mxnet or ringpull.torch: ``waiting.py CASE KIND FRONT``."""
 
 import sys
 import time
@@ -30,7 +30,7 @@ else:
 
 
 def call(key):
-    """Begins a sum; what waits for it and gives it."""
+    """Begins a sum. Returns a function that waits for it and returns it."""
     array = ones()
     handle = store.pushpull(key, array, **({} if front == "mxnet" else {"wait": False}))
 
@@ -52,7 +52,7 @@ def late():
 
 
 def start():
-    """The last rank comes eleven seconds later than the others to its first key, and again to a barrier."""
+    """The last rank calls its first key eleven seconds later than the others, and then again a barrier."""
     is_late = store.rank == store.num_workers - 1
     time.sleep(11 * is_late)
     store.init("first", ones())
@@ -61,12 +61,13 @@ def start():
 
 
 def sum_of(number):
-    """A sum of a key, which is waited for."""
+    """Makes a sum of a key, and waits for it."""
     call(keys[number])()
 
 
 def passes():
-    """A step of one of two networks, with sums of its gradients. Each has made one, so that all keys are known."""
+    """Returns a function that makes a step of one of two networks, with sums of its gradients. Each network has made a step already, so all
+    keys are known."""
     import torch
     from torch import nn
 
@@ -96,12 +97,12 @@ def asleep():
 
 
 def deadlock():
-    """Each rank waits for a key of its own, having called only that."""
+    """Each rank waits for a key that no other rank has called."""
     step_of = sum_of if has_arrays else passes()
     begun = time.monotonic()
     try:
         if front == "torch" and store.rank:
-            # A pass is one for all optimizers that a store has, whichever it reaches.
+            # A backward pass belongs to all optimizers of a store, so two different passes would not wait for each other.
             sum_of(store.rank)
         step_of(store.rank)
     except Exception as error:

@@ -1,8 +1,8 @@
-"""Rank 2 is late, and asks meanwhile what the ranks are doing: by `ringpull top`, over HTTP and by SIGUSR1.
+"""Rank 2 is late. Meanwhile it asks for the state of the ranks: by `ringpull top`, over HTTP and by SIGUSR1.
 
     mpirun -n 3 python watched.py dist_sync_mpi COMMAND HOST:PORT 2>FILE
 
-With servers it does not ask by SIGUSR1.
+In jobs with servers it does not ask by SIGUSR1.
 """
 
 import os
@@ -22,12 +22,12 @@ import ringpull
 LATE = 2
 
 
-#: Seconds within which a signal is answered.
+#: The seconds within which a signal is answered.
 PATIENCE_S = 30
 
 
 def answered():
-    """Waits until this process's errors, which are in a file, name every rank after SIGUSR1."""
+    """Waits until this process's stderr, which is a file, has a line for every rank after SIGUSR1."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         _, _, answer = Path("/proc/self/fd/2").read_text().partition("(SIGUSR1)")
@@ -39,7 +39,7 @@ def answered():
 
 def evaluate(kind, command, address):
     if kind == "dist_sync_mpi":
-        # The first question has the line too. The others have waited for a while then.
+        # The others have waited for a while before the first question. Its answer has the line of the late rank too.
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGUSR1)
         answered()
@@ -64,7 +64,7 @@ def main():
     gradient = numpy.zeros(1000, numpy.float32)
     for key in "first", "second":
         store.init(key, gradient)
-    # Enough steps for the sequence of calls to be frozen.
+    # During 60 steps the sequence of calls becomes frozen.
     for step in range(60):
         if step == 50 and store.rank == LATE:
             evaluate(kind, command, address)

@@ -1,4 +1,4 @@
-"""Accelerate's loop with two processes of ours."""
+"""Runs Accelerate's training loop in two processes of our launcher."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 1, 2 and 3 with two processes of ours."""
+"""Runs DeepSpeed's ZeRO 1, 2 and 3 in two processes of our launcher."""
 
 import deepspeed
 import torch

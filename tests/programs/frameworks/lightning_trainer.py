@@ -1,4 +1,5 @@
-"""Lightning's Trainer with two processes of ours: as its documentation has it, but for the backend's name. Rank 1 is asked to stop."""
+"""Runs Lightning's Trainer in two processes of our launcher. The code is as in its documentation, except for the backend's name. Rank 1 is
+asked to stop."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Ray Train's TorchTrainer, which starts its processes itself: our backend refuses them."""
+"""Runs Ray Train's TorchTrainer. It starts its processes itself, and our backend refuses them."""
 
 import ray
 import ray.train

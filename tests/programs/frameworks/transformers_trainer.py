@@ -1,4 +1,4 @@
-"""Transformers' Trainer with two processes of ours, on a model without downloads. Rank 1 wants to stop after some steps."""
+"""Runs Transformers' Trainer in two processes of our launcher, on a model that needs no download. Rank 1 wants to stop after some steps."""
 
 import tempfile
 

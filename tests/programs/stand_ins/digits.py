@@ -1,10 +1,10 @@
-"""Images of 28 x 28 pixels in ten classes, in place of MNIST: class k has a bright band at row 2 k + 4."""
+"""Images of 28 x 28 pixels in ten classes, which replace MNIST. Class k has a bright band at row 2 k + 4."""
 
 import numpy
 
 
 def images(train):
-    """Images and labels, alike in every process."""
+    """Images and labels. They are the same in every process."""
     generator = numpy.random.RandomState(1 if train else 2)
     labels = generator.randint(10, size=640 if train else 128).astype("uint8")
     pixels = generator.randint(40, size=(len(labels), 28, 28)).astype("uint8")
@@ -14,7 +14,7 @@ def images(train):
 
 
 def files(folder):
-    """Writes them as MNIST's four files."""
+    """Writes the images and labels as MNIST's four files."""
     for name, train in ("train", True), ("t10k", False):
         pixels, labels = images(train)
         (folder / f"{name}-images-idx3-ubyte").write_bytes(numpy.array([2051, *pixels.shape], ">i4").tobytes() + pixels.tobytes())

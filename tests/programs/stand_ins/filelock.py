@@ -1,4 +1,4 @@
-"""In place of filelock: nothing is downloaded, so there is nothing to lock."""
+"""Replaces filelock. Nothing is downloaded, so there is nothing to lock."""
 
 from contextlib import nullcontext as FileLock
 

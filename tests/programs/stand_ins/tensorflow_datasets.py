@@ -1,4 +1,4 @@
-"""In place of tensorflow_datasets: the notebooks load their data by tf.data."""
+"""Replaces tensorflow_datasets. The notebooks load their data by tf.data."""
 
 
 def disable_progress_bar():

@@ -1,4 +1,4 @@
-"""In place of torchvision: the few names that Horovod's examples use, with images that are computed and a small model."""
+"""Replaces torchvision: it has the few names that Horovod's examples use, computed images and a small model."""
 
 from types import SimpleNamespace
 

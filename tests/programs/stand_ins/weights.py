@@ -1,8 +1,8 @@
-"""Runs a program of Horovod's that is not changed, and prints a hash of the weights that its model has at the end.
+"""Runs an unchanged program of Horovod, and prints a hash of its model's final weights.
 
 python -m ringpull.horovod weights.py FRAMEWORK PROGRAM ARGS...
 
-Images are computed in place of downloads, and `fit` of Keras does few and short epochs.
+Images are computed instead of downloaded, and `fit` of Keras runs few and short epochs.
 """
 
 import functools
@@ -18,7 +18,7 @@ import zipfile
 import digits
 import numpy
 
-#: What the program has broadcast or trained, to have its weights at the end.
+#: The objects that the program has broadcast or trained. They have the weights at the end.
 seen = []
 
 
@@ -66,7 +66,7 @@ def prepare_keras():
         return fit(self, *arguments, epochs=min(epochs, 3), **options | steps)
 
     def backbone(include_top, weights, input_shape):
-        """Of its kind, but with no weights to download."""
+        """A model of the same kind, but without weights to download."""
         images = keras.layers.Input(input_shape)
         return keras.Model(images, keras.layers.Conv2D(4, 3)(keras.layers.AveragePooling2D(32)(images)))
 
@@ -74,14 +74,14 @@ def prepare_keras():
     importlib.import_module("tensorflow.keras.applications").InceptionV3 = backbone
     keras.datasets.mnist.load_data = lambda path=None: (digits.images(True), digits.images(False))
     if os.environ.get("TF_USE_LEGACY_KERAS"):
-        # Before TensorFlow 2, for which two of the examples are, this was the package keras.
+        # Two of the examples are for TensorFlow 1, with which the package keras was Keras 2.
         sys.modules["keras"] = keras
         for name in ("datasets", "models", "layers", "preprocessing", "preprocessing.image", "backend"):
             sys.modules[f"keras.{name}"] = importlib.import_module(f"tf_keras.api._v2.keras.{name}")
         keras.backend.set_session = lambda session: None
         keras.Model.fit_generator = short
         tf.ConfigProto, tf.Session = tf.compat.v1.ConfigProto, lambda config: types.SimpleNamespace()
-    # Moving averages of a batch normalization are each rank's own.
+    # Each rank has its own moving averages of batch normalization, so only trainable weights are compared.
     return lambda model: [value.numpy() for value in model.trainable_weights]
 
 
@@ -92,7 +92,7 @@ def main():
     names = runpy.run_path(sys.argv[0], run_name="__main__")
     models = [*seen, *(names[name] for name in ("model",) if name in names)]
     if not models:
-        # It has started its ranks itself.
+        # The program has started its ranks itself, so this process has no weights.
         return
     values = [numpy.ascontiguousarray(value) for value in values_of(models[-1])]
     assert values and all(numpy.isfinite(value).all() for value in values)

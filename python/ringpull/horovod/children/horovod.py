@@ -1,4 +1,4 @@
-"""The first import of Horovod in a child of `python -m ringpull.horovod` that multiprocessing has started anew."""
+"""Runs at the first import of Horovod in a process that `multiprocessing` started, from scratch, under `python -m ringpull.horovod`."""
 
 import importlib
 import sys
@@ -6,6 +6,6 @@ import sys
 from ringpull.horovod.names import Finder
 
 sys.meta_path.insert(0, Finder("horovod"))
-# In place of this module, which is found no more.
+# The finder now finds `ringpull.horovod` under this name. It replaces this module.
 del sys.modules[__name__]
 sys.modules[__name__] = importlib.import_module(__name__)

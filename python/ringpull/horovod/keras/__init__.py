@@ -45,14 +45,14 @@ def allreduce(
     compression: Any = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of a number, an array or a tensor over the ranks, by default the average, as NumPy's."""
+    """The reduction of a number, an array or a tensor over the ranks, by default the average. Returns a NumPy array."""
     array = array_of(value)
     (done,) = reduced([array.reshape(-1)], name, op_of(op, average), process_set, prescale_factor, postscale_factor, compression.dtype)
     return done.reshape(array.shape)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' values, one behind the other along the first dimension."""
+    """All ranks' values, concatenated along the first dimension."""
     array = array_of(value)
     return begin("allgather", name, process_set, lambda comm, known: [comm.allgather(array, name=known)], lambda done: numpy.asarray(done[0])).wait()
 
@@ -75,10 +75,10 @@ def reducescatter(value: Any, name: str | None = None, op: int = basics.Average,
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The object of ``root_rank``, which travels pickled."""
+    """The object of ``root_rank``. It travels pickled."""
     return _broadcast_object(process_set.comm(), obj, (process_set.ranks or []).index(root_rank), name)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's object, in the order of the ranks."""
+    """The objects of all ranks, in the order of the ranks."""
     return gather_objects(process_set.comm(), obj, name)

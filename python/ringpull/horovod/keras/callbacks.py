@@ -22,7 +22,7 @@ __all__ = [
 
 
 def _nothing(self: Any, at: Any = None, logs: Any = None) -> None:
-    """A hook that a callback has not of its own."""
+    """Does nothing: the default of a hook that a callback does not define."""
 
 
 def _on_train_batch_begin(self: Any, batch: int, logs: Any = None) -> None:
@@ -36,13 +36,13 @@ def _on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
 
 
 for _default in (_nothing, _on_train_batch_begin, _on_train_batch_end):
-    # As both Kerases mark theirs, which they need not call.
+    # Both versions of Keras mark their default hooks so, and skip calls of them.
     setattr(_default, "_is_default", True)
 
 
 class Callback:
-    """A callback of either Keras. It has what their lists of callbacks call, and inherits from neither: which one a program uses is known
-    when its model is set."""
+    """A callback for Keras 2 and Keras 3. It has the methods that their lists of callbacks call, and inherits from neither Keras: only when
+    the model is set it is known which Keras a program uses."""
 
     params: Any = None
     _model: Any = None
@@ -50,17 +50,17 @@ class Callback:
     _supports_tf_logs = False
 
     def set_params(self, params: Any) -> None:
-        """Keras gives the numbers of steps and epochs."""
+        """Stores the numbers of steps and epochs. Keras calls it."""
         self.params = params
 
     def set_model(self, model: Any) -> None:
-        """Keras gives the model that is trained."""
+        """Stores the model that is trained. Keras calls it."""
         self._model = model
 
     @property
     def model(self) -> Any:
         """The model that is trained."""
-        # With JAX its variables are elsewhere while an epoch runs.
+        # With JAX the model's variables are not in the model while an epoch runs; this writes them back.
         if hasattr(self._model, "jax_state_sync"):
             self._model.jax_state_sync()
         return self._model
@@ -89,7 +89,7 @@ def _rate_of(model: Any) -> float:
 
 
 def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Makes variables of Keras those of ``root_rank``."""
+    """Gives variables of Keras the values of ``root_rank``."""
     comm, ranks = process_set.comm(), process_set.ranks or []
     arrays = [array_of(variable) for variable in variables]
     handles = [comm.broadcast(array, ranks.index(root_rank), out=array) for array in arrays]
@@ -100,8 +100,8 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """The model's and the optimizer's variables become those of ``root_rank``: when training begins those that every rank has, as one may
-    have loaded its model and others made it; and all of them after the first batch."""
+    """Gives the model's and the optimizer's variables the values of ``root_rank``. When training begins it broadcasts only the variables that
+    every rank has, because one rank may have loaded its model while others made it. After the first batch it broadcasts all variables."""
 
     def __init__(self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
@@ -110,34 +110,34 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._is_done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts what every rank has."""
+        """Broadcasts the variables that every rank has."""
         for variables in self._variables():
             shapes = [tuple(variable.shape) for variable in variables]
             if all(other == shapes for other in gather_objects(self._process_set.comm(), shapes)):
                 broadcast_variables(variables, self._root, self._process_set)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts all, once."""
+        """Broadcasts all variables, once."""
         if not self._is_done:
             for variables in self._variables():
                 broadcast_variables(variables, self._root, self._process_set)
             self._is_done = True
 
     def _variables(self) -> list[list[Any]]:
-        """Those of the model, if it has been called, and those of the optimizer."""
+        """The variables of the model, if it has been called, and the variables of the optimizer."""
         model: Any = self.model
         return [list(model.variables) if model.built else [], [] if model.optimizer is None else variables_of(model.optimizer)]
 
 
 class MetricAverageCallback(Callback):
-    """Metrics of an epoch are averages over the ranks, for the callbacks that follow this one."""
+    """Averages the metrics of an epoch over the ranks. Callbacks after this one see the averages."""
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
         self._process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Averages what the epoch has measured."""
+        """Averages the metrics of the epoch."""
         names = sorted(logs or ())
         if names:
             values = numpy.array([float(logs[name]) for name in names])
@@ -146,10 +146,11 @@ class MetricAverageCallback(Callback):
 
 
 class LearningRateScheduleCallback(Callback):
-    """The learning rate is ``initial_lr`` times ``multiplier``, a number or a function of the epoch, from ``start_epoch`` until ``end_epoch``.
+    """Sets the learning rate to ``initial_lr`` times ``multiplier`` from ``start_epoch`` until ``end_epoch``. ``multiplier`` is a number or a
+    function of the epoch.
 
     Without ``staircase`` the epoch is a fraction, and the rate changes with each batch. ``momentum_correction`` is accepted for Horovod's
-    sake: a compiled step of Keras 3 does not change its momentum.
+    sake, and changes nothing: a compiled step of Keras 3 cannot change its momentum.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class LearningRateScheduleCallback(Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds out how many steps an epoch has."""
+        """Finds out the number of steps of an epoch."""
         params: Any = self.params
         self._steps = self._steps or params.get("steps")
         if not self._is_staircase and not self._steps:
@@ -189,7 +190,7 @@ class LearningRateScheduleCallback(Callback):
             self._set(self._epoch + batch / (self._steps or 1))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Lets the metrics have the rate."""
+        """Adds the rate to the metrics."""
         if logs is not None:
             logs["lr"] = _rate_of(self.model)
 
@@ -200,13 +201,13 @@ class LearningRateScheduleCallback(Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """The learning rate grows over ``warmup_epochs`` from ``initial_lr`` over the number of ranks to ``initial_lr``."""
+    """Raises the learning rate during ``warmup_epochs``, from ``initial_lr`` divided by the number of ranks to ``initial_lr``."""
 
     def __init__(
         self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True, steps_per_epoch: int | None = None, verbose: int = 0
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # So that the last batch of the last epoch has the whole rate.
+            # One batch is added, so that the last batch of the last epoch has the whole rate.
             reached = min((epoch + 1 / (self._steps or 1)) / warmup_epochs, 1.0)
             return (1 + reached * (size() - 1)) / size()
 
@@ -214,7 +215,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._warmup, self._verbose = warmup_epochs, verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Says when the warm-up is over."""
+        """Prints a line when the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         if epoch == self._warmup - 1 and self._verbose:
             print(f"\nEpoch {epoch + 1}: the warm-up ends with the learning rate {_rate_of(self.model):g}.")

@@ -27,7 +27,7 @@ class _Variables:
     def load_state_dict(self, values: dict[str, list[numpy.ndarray[Any, Any]]]) -> None:
         """Gives each variable its value."""
         if self._optimizer is not None and len(variables_of(self._optimizer)) != len(values["optimizer"]):
-            # In a process that has not trained yet the optimizer may have none.
+            # In a process that has not trained yet the optimizer may have no variables.
             build = getattr(self._optimizer, "build", None) or self._optimizer._create_all_weights
             build(self._model.trainable_variables)
         own = {"model": list(self._model.variables), "optimizer": [] if self._optimizer is None else variables_of(self._optimizer)}
@@ -39,13 +39,14 @@ class _Variables:
                 )
             for variable, value in zip(variables, values[name]):
                 variable.assign(value)
-        # With JAX a `fit` that has failed leaves the variables without values, those of the metrics too.
+        # With JAX a `fit` that has failed leaves all variables without values, also those of the metrics.
         if hasattr(self._model, "reset_metrics"):
             self._model.reset_metrics()
 
 
 class KerasState(State):
-    """A model, its optimizer if it is not the one of ``model.compile``, and other objects by name, such as ``batch=0, epoch=0``."""
+    """The state of a model, of its optimizer, and of other objects by name, such as ``batch=0, epoch=0``. The optimizer need not be given if
+    it is the one of ``model.compile``."""
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not getattr(model, "built", True):
@@ -55,59 +56,59 @@ class KerasState(State):
 
 
 class CommitStateCallback(Callback):
-    """Commits the state after each ``batches_per_commit`` batches, and after each epoch."""
+    """Commits the state after every ``batches_per_commit`` batches, and after each epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         self._state, self._every = state, batches_per_commit
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts from here, as every rank does."""
+        """Begins to count batches from 0, as every rank does."""
         self._left = self._every
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commits if it is time."""
+        """Commits after every ``batches_per_commit`` batches."""
         self._left -= 1
         if self._left == 0:
             self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commits."""
+        """Commits the state."""
         self._commit()
 
     def _commit(self) -> None:
         self._left = self._every
-        # With JAX the model has its variables when it is asked for.
+        # With JAX, reading `self.model` writes the variables back to the model.
         if self.model is not None:
             self._state.commit()
 
 
 class UpdateBatchStateCallback(Callback):
-    """``state.batch`` is the number of the last batch, and 0 after an epoch."""
+    """Sets ``state.batch`` to the number of the last batch, and to 0 after an epoch."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes the batch."""
+        """Stores the number of the batch."""
         self._state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begins again."""
+        """Sets the number of the batch to 0."""
         self._state.batch = 0
 
 
 class UpdateEpochStateCallback(Callback):
-    """``state.epoch`` is the number of epochs that are done, also of those before ``fit`` was called."""
+    """Sets ``state.epoch`` to the number of finished epochs, including those before ``fit`` was called."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
         self._first = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts from those that are done."""
+        """Begins to count from the epochs that are finished already."""
         self._first = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts the epoch."""
+        """Adds the epoch to the count."""
         self._state.epoch = self._first + epoch + 1

@@ -1,4 +1,4 @@
-"""Keras's optimizers with gradients that are reduced over the ranks: of Keras 3 on each of its backends, and of Keras 2."""
+"""Optimizers of Keras that reduce their gradients over the ranks: those of Keras 3, on each of its backends, and those of Keras 2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _FP16(_None):
 
 
 class Compression:
-    """The compressors there are."""
+    """The compressors that exist."""
 
     none = _None
     fp16 = _FP16
@@ -49,10 +49,10 @@ def reduced(
     postscale: float = 1.0,
     dtype: Any = None,
 ) -> list[numpy.ndarray[Any, Any]]:
-    """The reductions of NumPy's arrays, of which all travel before the first is waited for."""
+    """The reductions of NumPy arrays. All reductions are started before the first is waited for."""
     if op not in OPS:
         raise ValueError(f"op={op!r} is not supported with Keras\n  hint: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
-    # A copy of ours is written.
+    # The reductions are written to these copies.
     sent = [numpy.array(array, dtype=dtype if array.dtype.kind == "f" and dtype else None, order="C") for array in arrays]
 
     def call(comm: Any, known: str | None) -> list[Any]:
@@ -63,7 +63,7 @@ def reduced(
 
 
 class _Way:
-    """How the gradients of one optimizer travel."""
+    """The way in which the gradients of one optimizer are reduced."""
 
     def __init__(self, compression: Any, op: int, predivide: float, process_set: ProcessSet) -> None:
         self.dtype = compression.dtype
@@ -99,7 +99,7 @@ def _by_jax(way: _Way, gradients: list[Any]) -> list[Any]:
     from jax.experimental import io_callback
 
     shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
-    # The compiled step calls back to the host; in one order, as every rank must.
+    # The compiled step calls back to the host. The calls are ordered, since all ranks must call in the same order.
     return list(io_callback(remembering_errors(way.reduce), shapes, *gradients, ordered=True))
 
 
@@ -116,21 +116,22 @@ def _by_tensorflow(way: _Way, gradients: list[Any]) -> list[Any]:
 _WAYS = {"torch": _by_torch, "jax": _by_jax, "tensorflow": _by_tensorflow}
 
 
-#: Where a class of optimizers takes its gradients over all replicas: Keras 3, Keras 2, and Keras 2's legacy optimizers.
+#: The methods in which a class of optimizers combines its gradients over all replicas: in Keras 3, in Keras 2, and in the legacy optimizers
+#: of Keras 2.
 _HOOKS = ("stateless_apply", "aggregate_gradients", "_aggregate_gradients")
 
 
 class _Distributed:
-    """What a class of Keras's optimizers gets in front: of these methods the one that the class has too."""
+    """A base class that comes before a class of Keras's optimizers. Of the methods below it overrides the one that the class has."""
 
-    #: Of the class, so that copies by `from_config` have it.
+    #: An attribute of the class, so that copies by `from_config` have it too.
     _way: _Way
-    #: While gradients are applied that are reduced already.
+    #: True while gradients are applied that are reduced already.
     _is_reduced = False
 
     @contextlib.contextmanager
     def _reducing(self, grads: Any) -> Iterator[list[Any]]:
-        """Gives the gradients reduced, and lets what is called inside, which may be a method of these again, leave them so."""
+        """A context that gives the reduced gradients. Inside it the methods of this class, if called again, do not reduce them again."""
         was_reduced = self._is_reduced
         done = list(grads) if was_reduced else self._way.reduce_all(keras_of(self).backend.backend(), grads)
         self._is_reduced = True
@@ -145,7 +146,7 @@ class _Distributed:
             return super().apply(done, trainable_variables)  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Keras 3 with JAX: the same."""
+        """Keras 3 with JAX: applies the reduced gradients."""
         with self._reducing(grads) as done:
             return super().stateless_apply(optimizer_variables, done, trainable_variables)  # type: ignore[misc]
 
@@ -163,8 +164,8 @@ class _Distributed:
 
 
 def _reducing_first(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of Keras 3's `LossScaleOptimizer` that applies gradients. Of a distributed optimizer inside it they are reduced before it
-    looks whether they are finite: a rank that skips the step would leave the others waiting."""
+    """Wraps a method of Keras 3's `LossScaleOptimizer` that applies gradients. If the inner optimizer is distributed, reduces the gradients
+    before the method checks whether they are finite: a rank that skipped the step would leave the others waiting."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -181,31 +182,32 @@ def _reducing_first(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _agree_on_loss_scales(keras: Any) -> None:
-    """From now on a `LossScaleOptimizer` that Keras 3 or the program puts around a distributed optimizer sees reduced gradients."""
+    """Makes a `LossScaleOptimizer` that Keras 3 or the program puts around a distributed optimizer see reduced gradients."""
     for name in ("apply", "stateless_apply"):
         kind = keras.optimizers.LossScaleOptimizer
         setattr(kind, name, _reducing_first(getattr(kind, name)))
 
 
 def _inmost(optimizer: Any) -> Any:
-    """The optimizer that a `LossScaleOptimizer` is around, or the optimizer itself."""
+    """The optimizer inside a `LossScaleOptimizer`; for another optimizer, itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _distribute(optimizer: Any, way: _Way) -> Any:
-    """Lets an optimizer reduce its gradients, by its class, which by name and place stays what it is, so that models are saved as ever."""
+    """Makes an optimizer reduce its gradients, by changing its class. The new class has the old one's name and module, so that models are
+    saved as before."""
     keras, inmost = keras_of(optimizer), _inmost(optimizer)
     raise_own_errors(keras)
     if hasattr(keras, "ops"):
         _agree_on_loss_scales(keras)
     kind = type(inmost)
-    # Not by the optimizer's own method, which keeps account of its variables.
+    # The optimizer's own `__setattr__` is not called, because it records variables.
     object.__setattr__(inmost, "__class__", type(kind.__name__, (_Distributed, kind), {"_way": way, "__module__": kind.__module__, "__doc__": kind.__doc__}))
     return optimizer
 
 
 def _check(optimizer: Any) -> None:
-    """Raises unless it is an optimizer whose gradients can be reduced: nothing is accepted and then left alone."""
+    """Raises unless the optimizer is one whose gradients can be reduced. So no optimizer is accepted and then left without reductions."""
     keras = keras_of(optimizer)
     if keras is None or not any(hasattr(optimizer, hook) for hook in _HOOKS):
         raise TypeError(
@@ -219,7 +221,7 @@ def _check(optimizer: Any) -> None:
 
 
 def _copy(optimizer: Any, **more: Any) -> Any:
-    """An optimizer of the same settings, and of some more."""
+    """A copy of an optimizer, with its settings and some more."""
     config = optimizer.get_config()
     if _inmost(optimizer) is optimizer:
         return type(optimizer).from_config(config | more)
@@ -241,16 +243,16 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer like the one given, of Keras 2 or 3, whose gradients are reduced over the ranks by ``op`` before it applies them.
+    """Returns a copy of an optimizer of Keras 2 or 3. The copy reduces its gradients over the ranks by ``op`` before it applies them.
 
-    All gradients of a step travel together, so ``num_groups`` and ``groups`` change nothing, nor do ``name``, the devices and
-    ``sparse_as_dense``. With ``backward_passes_per_step=K`` Keras 3 adds up the gradients of K steps before it applies them.
-    A ``LossScaleOptimizer`` sees reduced gradients, in either order of the two.
+    All gradients of a step travel together, so ``num_groups`` and ``groups`` change nothing. ``name``, the devices and
+    ``sparse_as_dense`` change nothing either. With ``backward_passes_per_step=K`` Keras 3 adds up the gradients of K steps before it applies
+    them. A ``LossScaleOptimizer`` sees reduced gradients, whether it is inside this optimizer or around it.
     """
     if op not in (Average, Sum):
         raise ValueError(f"op={op!r} is not supported for gradients\n  hint: give hvd.Average or hvd.Sum")
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} goes only with op=Average\n  hint: leave it out, or average")
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average\n  hint: leave it out, or give op=hvd.Average")
     _check(optimizer)
     more = {}
     if backward_passes_per_step > 1:
@@ -263,7 +265,8 @@ def DistributedOptimizer(
 
 
 class _Maker:
-    """A function among the custom objects. Keras 3 takes it for the object itself, unless it can be made from a configuration."""
+    """A function among the custom objects, which makes the object. It has `from_config`: Keras 3 would take a bare function for the object
+    itself."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -276,16 +279,16 @@ class _Maker:
 
 
 def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = None, custom_objects: dict[str, Any] | None = None, compression: Any = Compression.none) -> Any:
-    """A model that ``model.save`` has written, whose optimizer is a :func:`DistributedOptimizer` with the states that were saved.
+    """Loads a model that ``model.save`` has written. Its optimizer becomes a :func:`DistributedOptimizer` with the saved states.
 
-    ``custom_objects`` may name an optimizer by its class, or by a function that makes it from its settings.
+    ``custom_objects`` may give an optimizer as its class, or as a function that makes it from its settings.
     """
     keras: Any = keras_in_use()
     known: dict[str, Any] = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
     try:
         model: Any = keras.models.load_model(filepath, custom_objects=known)
     except (TypeError, ValueError):
-        # Losses, metrics and activations may be functions; an optimizer may not.
+        # In Keras, losses, metrics and activations may be functions; an optimizer may not.
         made = {name: _Maker(found) if inspect.isfunction(found) else found for name, found in known.items()}
         if made == known:
             raise

@@ -1,7 +1,7 @@
-"""Keras 2 and Keras 3: of which an object is, and what their objects have in common under different names.
+"""Tells Keras 2 and Keras 3 apart, and reads attributes that have different names in the two.
 
-Keras 2 is the package `tf_keras`, which is `tensorflow.keras` where TF_USE_LEGACY_KERAS=1 is set, or `keras` before
-version 3. A program may use both, and imports the one that it means after this package; so nothing here imports one.
+Keras 2 is the package `tf_keras`, or the package `keras` before version 3. With TF_USE_LEGACY_KERAS=1, `tensorflow.keras` is `tf_keras`. A
+program may use both versions, and may import its Keras after this package. So nothing here imports a Keras.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if not any(name in sys.modules or importlib.util.find_spec(name) for name in _NA
 
 
 def keras_of(one: Any) -> Any:
-    """The module `keras` or `tf_keras` that has a class of the object; None if neither has."""
+    """The module `keras` or `tf_keras` that defines a class of the object. None if neither does."""
     roots = (kind.__module__.partition(".")[0] for kind in type(one).__mro__)
     return next((sys.modules[root] for root in roots if root in _NAMES), None)
 
 
 def keras_in_use() -> ModuleType:
-    """The Keras that the program has imported. If it has imported both or none, TF_USE_LEGACY_KERAS decides, as in TensorFlow."""
+    """The Keras that the program has imported. If the program has imported both or none, TF_USE_LEGACY_KERAS decides, as in TensorFlow."""
     loaded = [name for name in _NAMES if name in sys.modules]
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and importlib.util.find_spec("tf_keras") is not None
     return importlib.import_module(loaded[0] if len(loaded) == 1 else _NAMES[is_legacy])
 
 
 def array_of(value: Any) -> numpy.ndarray[Any, Any]:
-    """A copy in NumPy's of a number, an array, or a tensor or variable of either Keras."""
+    """A copy, as a NumPy array, of a number, an array, or a tensor or variable of Keras 2 or 3."""
     keras: Any = sys.modules.get("keras")
     if hasattr(keras, "ops") and (keras_of(value) is keras or keras.ops.is_tensor(value)):
         value = keras.ops.convert_to_numpy(value)
@@ -47,6 +47,6 @@ def array_of(value: Any) -> numpy.ndarray[Any, Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """An optimizer's variables, which are an attribute or, in Keras 2, a method."""
+    """An optimizer's variables. They are an attribute, or in Keras 2 a method."""
     found = optimizer.variables
     return list(found if isinstance(found, (list, tuple)) else found())

@@ -5,7 +5,7 @@ import sys
 import numpy
 
 if "mxnet" not in sys.modules:
-    # MXNet 1.9.1 asks for names that later versions of numpy took away; where they exist nothing changes.
+    # MXNet 1.9.1 needs names that later versions of numpy removed; if they exist nothing changes.
     for _name, _stand_in in (("bool", bool), ("object", object)):
         if _name not in vars(numpy):
             setattr(numpy, _name, _stand_in)

@@ -28,14 +28,14 @@ __all__ = [
 
 
 def _given(tensor: Any) -> numpy.ndarray[Any, Any]:
-    """A copy of the array, when MXNet has computed it."""
+    """A copy of the array, made after MXNet has computed it."""
     if not isinstance(tensor, mxnet.nd.NDArray):
         raise ValueError(f"a {type(tensor).__name__} cannot be reduced or sent\n  hint: give an NDArray")
     return numpy.ascontiguousarray(tensor.asnumpy())
 
 
 def _made(values: Any, like: Any) -> Any:
-    """The values as an array where `like` is."""
+    """The values as an array on the device of `like`."""
     values = numpy.asarray(values)
     return mxnet.nd.array(values.astype(like.dtype, copy=False), ctx=like.context, dtype=like.dtype)
 
@@ -45,10 +45,10 @@ def _is_integral(values: numpy.ndarray[Any, Any]) -> bool:
 
 
 def _divisible(tensor: Any, what: str) -> numpy.ndarray[Any, Any]:
-    """The array, whose first dimension is divided over the ranks."""
+    """The array. Raises if it has no first dimension to divide over the ranks."""
     values = _given(tensor)
     if tensor.ndim == 0:
-        raise ValueError(f"{what} does not take a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any")
+        raise ValueError(f"{what} does not take a scalar\n  hint: its first dimension is divided over the ranks, so give an array of at least one dimension")
     return values
 
 
@@ -65,9 +65,9 @@ def _scaled(values: numpy.ndarray[Any, Any], factor: float) -> numpy.ndarray[Any
 def reduce_async(
     tensors: Sequence[Any], name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet, is_single: bool = False
 ) -> Operation:
-    """Starts a reduction whose result is NumPy's arrays."""
+    """Starts a reduction whose results are NumPy arrays."""
     if op not in OPS:
-        raise ValueError("Adasum of MXNet's arrays is not here, nor is it in Horovod\n  hint: give another op")
+        raise ValueError("Adasum of MXNet's arrays is supported neither here nor in Horovod\n  hint: give another op")
     given = [_given(tensor) for tensor in tensors]
     kind, count = OPS[op], process_set.size()
     integral = _is_integral(given[0])
@@ -167,12 +167,12 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, priority:
 
 
 def allgather(tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' arrays, one behind the other along the first dimension, in which they may differ."""
+    """All ranks' arrays, concatenated along the first dimension. The arrays may differ in this dimension."""
     return grouped_allgather([tensor], name, priority, process_set)[0]
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """The array of ``root_rank``, which is a rank of the job, also in a process set."""
+    """The array of ``root_rank``. ``root_rank`` is a rank of the job, also if a process set is given."""
     given = _given(tensor)
 
     def call(comm: Any, known: str | None) -> list[Any]:
@@ -188,9 +188,9 @@ def broadcast_(tensor: Any, root_rank: int, name: str | None = None, priority: i
 
 
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """What the ranks have for this one: ``splits[r]`` rows go to rank r, by default as many to each.
+    """Sends ``splits[r]`` rows to each rank r, by default the same number to each. Returns the rows that the ranks send to this one.
 
-    With ``splits`` it returns also how many rows came from each rank.
+    With ``splits`` it also returns the number of rows from each rank.
     """
     given, count = _divisible(tensor, "alltoall"), process_set.size()
     if isinstance(splits, mxnet.nd.NDArray):
@@ -243,5 +243,6 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's part of the reduction: the first dimension is divided over the ranks, the first of which have one more if need be."""
+    """This rank's part of the reduction. The first dimension is divided over the ranks. If it cannot be divided equally, the first ranks
+    get one row more than the others."""
     return grouped_reducescatter([tensor], op, name, priority, prescale_factor, postscale_factor, process_set)[0]

@@ -1,4 +1,4 @@
-"""Trainers and optimizers whose gradients are averaged over the ranks, and parameters that begin alike."""
+"""Trainers and optimizers that average their gradients over the ranks, and broadcasts of initial parameters."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class _FP16:
 
 
 class Compression:
-    """The compressors there are."""
+    """The compressors that exist."""
 
     none = _None
     fp16 = _FP16
 
 
 def _sums(process_set: ProcessSet) -> bool:
-    """Whether gradients are summed with others'."""
+    """Returns True if gradients are summed with those of other ranks."""
     return process_set.size() > 1 and process_set.included()
 
 
 def _summed(gradients: list[Any], names: list[str], scales: tuple[float, float], compression: Any, groups: int, process_set: ProcessSet) -> None:
-    """Makes each gradient its sum over the ranks, scaled before and after it. All travel before the first is waited for."""
+    """Sums each gradient over the ranks, in place, and scales it before and after the sum. Starts all sums before it waits for the first."""
     pairs = [compression.compress(gradient) for gradient in gradients]
     count = min(groups or len(gradients), len(gradients))
     cuts = [at * len(gradients) // count for at in range(count + 1)] if count else [0]
@@ -75,11 +75,11 @@ def _summed(gradients: list[Any], names: list[str], scales: tuple[float, float],
 
 
 class _Distributed:
-    """What a class of MXNet's optimizers gets in front: gradients are averaged before they are used."""
+    """A base class that comes before a class of MXNet's optimizers: it averages gradients before they are used."""
 
-    #: What a gradient is divided by before the sum, the number of groups, and who takes part.
+    #: The number by which a gradient is divided before the sum, the number of groups, and the ranks that take part.
     _travels: tuple[float, int, ProcessSet]
-    #: Whether the gradients of the update that is under way are averages already.
+    #: True if the gradients of the update that is under way are averages already.
     _is_averaged = False
 
     def _averaged(self, update: Callable[..., None], index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -100,7 +100,7 @@ class _Distributed:
         self._averaged(super().update, index, weight, grad, state)  # type: ignore[misc]
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Averages the gradients, then updates, which may be by the other method."""
+        """Averages the gradients, then updates. The optimizer's method may call `update`, which does not average them again."""
         self._averaged(super().update_multi_precision, index, weight, grad, state)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -109,13 +109,13 @@ class _Distributed:
 
 
 def _inner(kind: type) -> type:
-    """The class of the optimizer that one of ours was made of."""
+    """The optimizer's class without `_Distributed`."""
     return getattr(kind, "_inner", kind)
 
 
 @functools.cache
 def _distributed(inner: type) -> type:
-    """The class of optimizers of ``inner`` whose gradients are averaged."""
+    """A subclass of the class ``inner`` of optimizers that averages gradients."""
     words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(inner.__name__, (_Distributed, inner), {**words, "_inner": inner})
 
@@ -127,14 +127,14 @@ def _unpickled(inner: type) -> Any:
 def DistributedOptimizer(
     optimizer: Any, gradient_predivide_factor: float = 1.0, num_groups: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Lets an optimizer be given gradients that are averaged over the ranks, and returns it. It is of its own class still."""
+    """Makes an optimizer average its gradients over the ranks before it uses them, and returns it. It is still an instance of its class."""
     optimizer.__class__ = _distributed(_inner(type(optimizer)))
     optimizer._travels = gradient_predivide_factor, num_groups, process_set
     return optimizer
 
 
 class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
-    """A ``gluon.Trainer`` whose gradients are averaged over the ranks. ``step(n)`` has n examples on each rank."""
+    """A ``gluon.Trainer`` that averages gradients over the ranks. ``step(n)`` is for n examples on each rank."""
 
     def __init__(
         self,
@@ -148,14 +148,14 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
     ) -> None:
         if isinstance(optimizer, _Distributed):
-            warnings.warn("DistributedTrainer averages by itself: it takes the optimizer as it was before DistributedOptimizer", stacklevel=2)
+            warnings.warn("DistributedTrainer averages gradients itself, so it uses the optimizer without its DistributedOptimizer", stacklevel=2)
             optimizer.__class__ = _inner(type(optimizer))
         self._compression = compression
         self._predivide = gradient_predivide_factor
         self._prefix = prefix or ""
         self._groups = num_groups
         self._process_set = process_set
-        # In the same order on every rank.
+        # The order must be the same on every rank.
         if isinstance(params, Mapping):
             params = [params[key] for key in sorted(params)]
         no_store: Any = None
@@ -177,9 +177,9 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set) -> None:
-    """Makes parameters those of ``root_rank``: of ``Module.get_params()``, or of ``Block.collect_params()``.
+    """Gives parameters the values of ``root_rank``. ``params`` is from ``Module.get_params()`` or ``Block.collect_params()``.
 
-    A parameter whose shape is not known yet is broadcast when it is made.
+    A parameter whose shape is not known yet is broadcast later, when it is made.
     """
     if not isinstance(params, Mapping) and not hasattr(params, "items"):
         raise ValueError(f"parameters cannot be a {type(params).__name__}\n  hint: give net.collect_params() or module.get_params()")
@@ -208,7 +208,7 @@ def _broadcast_when_made(parameter: Any, root_rank: int, process_set: ProcessSet
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The object of ``root_rank``, which travels pickled."""
+    """The object of ``root_rank``. It travels pickled."""
     comm, ranks = process_set.comm(), process_set.ranks or []
     if root_rank not in ranks:
         raise ValueError(f"broadcast_object: root_rank={root_rank} is not in {process_set}\n  hint: name one of its ranks")
@@ -216,5 +216,5 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's object, in the order of the ranks; each travels pickled."""
+    """The objects of all ranks, in the order of the ranks. They travel pickled."""
     return sets.gather_objects(process_set.comm(), obj, name and f"object.{name}")

@@ -1,2 +1,2 @@
-"""``horovod.tensorflow.keras`` is :mod:`ringpull.horovod.keras`. Of TensorFlow without Keras there is nothing here: every name is an error
-that says what to do."""
+"""``horovod.tensorflow.keras`` is :mod:`ringpull.horovod.keras`. TensorFlow without Keras is not supported: every name of
+``horovod.tensorflow`` is an error with a hint."""

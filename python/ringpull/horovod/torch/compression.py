@@ -1,4 +1,4 @@
-"""How tensors are made smaller for the way."""
+"""Compressors, which make tensors smaller before they are sent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class Compressor:
-    """What a compressor has."""
+    """The methods of a compressor."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor as it travels, and what :meth:`decompress` needs."""
+        """The tensor as it travels, and the context that :meth:`decompress` needs."""
         raise NotImplementedError
 
     @staticmethod
@@ -53,7 +53,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors there are."""
+    """The compressors that exist."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -17,7 +17,7 @@ __all__ = ["ElasticSampler", "HorovodInternalError", "HostsUpdatedInterrupt", "O
 
 
 class TorchState(State):
-    """A model, an optimizer, and other objects by name. A :class:`ElasticSampler` is one of these."""
+    """The state of a model, an optimizer and other objects by name. A :class:`ElasticSampler` may be one of the other objects."""
 
     def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer}
@@ -25,40 +25,40 @@ class TorchState(State):
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides the samples of an epoch over the ranks, without those that were processed before a restart.
+    """Divides the samples of an epoch over the ranks, without the samples that were processed before a restart.
 
-    Ranks process batches of one size, so what ``record_batch`` has counted says on every rank which samples of the epoch's order are
-    left. If these do not divide by the number of ranks, the first of them come again, so that every rank has as many.
+    All ranks process batches of one size, so every rank knows from the count of ``record_batch`` which samples of the epoch are left. If
+    the remaining samples cannot be divided equally, the first of them are repeated, so that every rank has the same number.
     :class:`ringpull.elastic.Sampler` repeats none.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         self.epoch = 0
-        #: How many samples of the epoch all ranks together have processed.
+        #: The number of samples of the epoch that all ranks together have processed.
         self.processed_num = 0
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, when every sample of the one before was processed."""
+        """Begins an epoch. Call it when every sample of the previous epoch was processed."""
         self.epoch, self.processed_num = epoch, 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has processed a batch of this size."""
+        """Records that every rank has processed a batch of this size."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """How much of which epoch was processed."""
+        """The epoch, and the number of its samples that were processed."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on with what was not processed."""
+        """Goes on with the samples that were not processed."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divides what is left over the ranks that there are now."""
+        """Divides the remaining samples over the present ranks."""
         self.rank, self.num_replicas = place()
         order = numpy.arange(len(self.dataset))
         if self.shuffle:

@@ -1,4 +1,4 @@
-"""Whole models, states of optimizers and objects."""
+"""Operations on whole models, on states of optimizers, and on objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Makes tensors those of ``root_rank``: of ``model.state_dict()``, or of pairs such as ``model.named_parameters()``."""
+    """Gives tensors the values of ``root_rank``. ``params`` is ``model.state_dict()``, or pairs such as ``model.named_parameters()``."""
     if isinstance(params, Mapping):
         pairs: Iterable[Any] = params.items()
     elif isinstance(params, (list, tuple)) or hasattr(params, "__next__"):
@@ -36,7 +36,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The object of ``root_rank``, which travels pickled."""
+    """The object of ``root_rank``. It travels pickled."""
     comm, ranks = process_set.comm(), process_set.ranks or []
     if root_rank not in ranks:
         raise ValueError(f"broadcast_object: root_rank={root_rank} is not in {process_set}\n  hint: name one of its ranks")
@@ -44,22 +44,22 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's object, in the order of the ranks; each travels pickled."""
+    """The objects of all ranks, in the order of the ranks. They travel pickled."""
     return sets.gather_objects(process_set.comm(), obj, name and f"object.{name}")
 
 
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Makes an optimizer's states and options those of ``root_rank``; where it has none yet they are made. ``model`` is accepted for Horovod's sake."""
+    """Gives an optimizer the states and options of ``root_rank``; makes states that do not exist yet. ``model`` is accepted for Horovod's sake."""
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("the state of torch.optim.LBFGS cannot be broadcast\n  hint: it is not of one tensor for each parameter")
+        raise ValueError("the state of torch.optim.LBFGS cannot be broadcast\n  hint: use another optimizer, whose state belongs to single parameters")
     process_set.comm()
     is_root = sets.job().rank == root_rank
     tensors: list[torch.Tensor] = []
 
     def without_tensors(value: Any) -> Any:
-        """The value, with a place for each tensor."""
+        """The value with a `_Place` instead of each tensor."""
         if isinstance(value, torch.Tensor):
             tensors.append(value)
             return _Place(len(tensors) - 1, value.dtype, tuple(value.shape))
@@ -94,7 +94,7 @@ def broadcast_optimizer_state(
 
 
 class _Place:
-    """Where a tensor belongs."""
+    """Marks the place of a tensor."""
 
     def __init__(self, number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.number, self.dtype, self.shape = number, dtype, shape

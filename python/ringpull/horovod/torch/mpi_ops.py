@@ -1,6 +1,6 @@
-"""Operations on tensors of PyTorch, by the names that Horovod has for them in one module.
+"""Operations on tensors of PyTorch, which Horovod has in this one module.
 
-Those that return a tensor can be differentiated; those that end in ``_`` work in place.
+Operations that return a tensor can be differentiated. Operations whose names end in ``_`` work in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ += reductions.__all__ + scattering.__all__ + travelling.__all__
 
 
 def poll(handle: Operation) -> bool:
-    """Whether :func:`synchronize` would return at once."""
+    """Returns True if :func:`synchronize` would return at once."""
     return handle.done()
 
 

@@ -28,16 +28,16 @@ __all__ = ["DistributedOptimizer"]
 
 
 def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> dict[Any, str]:
-    """The names that the program has for parameters."""
+    """The names that the program has given to parameters."""
     if given is None:
         return names_of(optimizer)
     parameters, pairs = parameters_of(optimizer), list(given)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise ValueError("named_parameters has something else than pairs of a name and a parameter\n  hint: give model.named_parameters()")
+        raise ValueError("named_parameters has an item that is no pair of a name and a parameter\n  hint: give model.named_parameters()")
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"named_parameters has several parameters of one name: {', '.join(twice)}\n  hint: put a prefix for each model before its names")
+        raise ValueError(f"named_parameters has several parameters of one name: {', '.join(twice)}\n  hint: give the names of each model a prefix of its own")
     found = {parameter: name for name, parameter in pairs}
     missing = sum(parameter not in found for parameter in parameters)
     if missing:
@@ -46,23 +46,23 @@ def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Te
 
 
 class _Group:
-    """Parameters whose gradients leave together, when the last is there."""
+    """Parameters whose gradients are sent together, when all are ready."""
 
     def __init__(self, members: list[Any]) -> None:
         self.members = members
         self.name = ""
         #: Gradients that are ready.
         self.present: dict[Any, torch.Tensor] = {}
-        #: What travels: the parameters, their gradients, the operation and what decompresses its results.
+        #: The operation under way: the parameters, their gradients, the handle and the contexts that decompress the results.
         self.operation: tuple[list[Any], list[torch.Tensor], Any, list[Any]] | None = None
 
 
-#: How many parameters of each name there were over each communicator, of as many optimizers.
+#: For each communicator and each name, the number of optimizers so far that have a parameter of this name.
 _counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 class _Allreduce(Reduction):
-    """Gradients that are reduced by Horovod's operations, each by its name."""
+    """Reduces gradients by Horovod's operations, each under its own name."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class _Allreduce(Reduction):
         self.names, self.process_set, self._op = names, process_set, op
         self._compression, self._predivide = compression, predivide
         self._sparse_as_dense, self._is_sparse = sparse_as_dense, is_sparse
-        #: How many sparse dimensions gradients had that travel as dense ones.
+        #: The number of sparse dimensions of each sparse gradient that travels as a dense one.
         self._were_sparse: dict[Any, int] = {}
         self._groups = [_Group(members) for members in groups]
         self._of = {parameter: group for group in self._groups for parameter in group.members}
-        #: Names of operations: of each optimizer others.
+        #: The names of the parameters' operations. Each optimizer has other names.
         self.called: dict[Any, str] = {}
 
     @property
@@ -94,7 +94,7 @@ class _Allreduce(Reduction):
         return self.process_set.process_set_id is None or self.process_set.included()
 
     def result(self) -> Hashable:
-        # A sum of sums is another.
+        # Summing a sum again gives another sum, so a sum is equal to no other reduction.
         return ("average", tuple(self.process_set.ranks or ())) if self._op == Average else self
 
     def name(self, parameters: Mapping[Any, Any]) -> None:
@@ -104,7 +104,7 @@ class _Allreduce(Reduction):
         for parameter in parameters:
             if parameter not in self.called:
                 name = self.names.get(parameter, f"noname.{len(self.called)}")
-                # Of this name alone: ranks may make optimizers of other names in another order, or more of them.
+                # Only parameters of this name count: ranks may make optimizers with other names in another order, or more of them.
                 counts[name] += 1
                 self.called[parameter] = f"optimizer{counts[name]}.{name}"
         for number, group in enumerate(self._groups):
@@ -113,7 +113,7 @@ class _Allreduce(Reduction):
                 group.name = f"{self.called[group.members[0]]}.group.{number}"
 
     def begin(self, parameters: Iterable[Any]) -> None:
-        # As Horovod does: a gradient that is never computed is zero.
+        # As in Horovod, a gradient that is never computed is zero.
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = self.zeros(parameter)
@@ -123,7 +123,7 @@ class _Allreduce(Reduction):
         return zeros.to_sparse(1) if self._is_sparse else zeros
 
     def _scales(self) -> dict[str, Any]:
-        """Halves of the division, so that neither overflows."""
+        """Divides in two parts, before and after the sum, so that neither part overflows."""
         if self._op != Average or self._predivide == 1.0:
             return {}
         return {"prescale_factor": 1.0 / self._predivide, "postscale_factor": self._predivide}
@@ -137,7 +137,7 @@ class _Allreduce(Reduction):
             if not self._sparse_as_dense:
                 if group is not None:
                     raise ValueError(
-                        f"the gradient of {self.names.get(parameter, name)} is sparse, and travels in no group\n"
+                        f"the gradient of {self.names.get(parameter, name)} is sparse, and a sparse gradient cannot be in a group\n"
                         "  hint: leave it out of groups, or give sparse_as_dense=True"
                     )
                 return sparse_allreduce_async(parameter.grad, name + more, self._op, self.process_set), None
@@ -145,9 +145,9 @@ class _Allreduce(Reduction):
             parameter.grad = parameter.grad.to_dense()
         if group is not None:
             group.present[parameter] = parameter.grad
-            # One that is frozen now has no gradient.
+            # A parameter that is frozen now has no gradient.
             members = [one for one in group.members if one.requires_grad]
-            # Of a pass that an exception has ended, some may be there that are gradients no longer.
+            # If an exception has ended a pass, `present` may have tensors of it that are no longer gradients.
             if all(one in group.present and group.present[one] is one.grad for one in members):
                 self._send_group(group, members, more)
             return group, None
@@ -184,7 +184,7 @@ class _Allreduce(Reduction):
             parameter.grad = became
 
     def step_by_adasum(self, parameters: Iterable[Any], step: Callable[[], Any]) -> Any:
-        """Combines by Adasum what a step changes."""
+        """Makes a step, and combines by Adasum the changes that it makes to the parameters."""
         if not self.is_included:
             return step()
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -220,21 +220,21 @@ class _Allreduce(Reduction):
 
 
 class _AdasumMember(Member):
-    """Gradients stay here, and what a step changes travels."""
+    """Sends the changes that a step makes to the parameters, and no gradients."""
 
     def join(self) -> None:
         if self.gradients.is_named:
             self.gradients.reduction.name(self.parameters)
 
     def leave(self) -> None:
-        """Nothing travels between steps."""
+        """Does nothing: nothing travels between steps."""
 
     def extend(self, parameters: list[Any]) -> None:
         self.parameters.update(dict.fromkeys(parameters))
         self.join()
 
     def synchronize(self) -> None:
-        """Gradients do not travel."""
+        """Does nothing: gradients do not travel."""
 
     def begin_step(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         raise ValueError("this step was taken before the optimizer was wrapped, and Adasum does not combine it\n  hint: call the step of the wrapped optimizer")
@@ -247,7 +247,7 @@ class _AdasumMember(Member):
 
 
 class _DistributedOptimizer(CombiningOptimizer):
-    """What :func:`DistributedOptimizer` adds to the class of an optimizer."""
+    """The methods that :func:`DistributedOptimizer` adds to the class of an optimizer."""
 
     process_set: ProcessSet
     _synchronizes = True
@@ -256,18 +256,18 @@ class _DistributedOptimizer(CombiningOptimizer):
 
     @property
     def _parameter_names(self) -> dict[Any, str]:
-        """Names of operations, where Horovod has them."""
+        """The names of operations, in the attribute in which Horovod has them."""
         reduction: Any = None if self._gradients_member is None else self._gradients_member.gradients.reduction
         called: dict[Any, str] = getattr(reduction, "called", {})
         return called
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes add up before gradients travel."""
+        """Changes the number of backward passes that add up before gradients travel."""
         self.backward_passes_per_step = passes
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, ``step`` does not synchronize: to be used where ``synchronize`` was called."""
+        """A context in which ``step`` does not synchronize. Use it after a call of ``synchronize``."""
         self._synchronizes = False
         try:
             yield
@@ -305,15 +305,15 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Lets the gradients of an optimizer be reduced over the ranks by ``op`` in the backward pass, and returns the optimizer.
+    """Makes the backward pass reduce the gradients of an optimizer over the ranks by ``op``, and returns the optimizer.
 
     Gradients of ``backward_passes_per_step`` passes add up before they travel. An average is divided by ``gradient_predivide_factor``
-    before the sum and by the rest after it. ``groups`` has lists of parameters whose gradients travel together, or how many such lists
-    there are to be. With ``sparse_as_dense`` sparse gradients travel as dense ones, and are sparse again behind it. With ``op=Adasum`` the
-    steps are combined, not the gradients.
+    before the sum, and by the number of ranks over this factor after it. ``groups`` is a list of lists of parameters whose gradients travel
+    together, or the number of such lists to make. With ``sparse_as_dense`` sparse gradients travel as dense ones, and become sparse again
+    after the sum. With ``op=Adasum`` the changes of the steps are combined, not the gradients.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} goes only with op=Average\n  hint: leave it out, or average")
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average\n  hint: leave it out, or give op=hvd.Average")
     if op not in (Average, Sum, Adasum):
         raise ValueError(f"op={op!r} is not supported for gradients\n  hint: give hvd.Average, hvd.Sum or hvd.Adasum")
     if num_groups:
@@ -327,13 +327,13 @@ def DistributedOptimizer(
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"invalid groups={groups}\n  hint: give a number that is not negative")
-        # As long as each other, in the order in which they were given.
+        # The lists have the parameters in the given order, and their lengths differ by at most one.
         lists = [trained[at * len(trained) // groups : (at + 1) * len(trained) // groups] for at in range(groups)]
     elif groups is not None:
         lists = [[parameter for parameter in members if parameter.requires_grad] for members in groups]
         every = [parameter for members in lists for parameter in members]
         if len(set(every)) != len(every):
-            raise ValueError("groups has a parameter in two lists\n  hint: give each in one at most")
+            raise ValueError("groups has a parameter in two lists\n  hint: put each parameter in at most one list")
     is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     reduction = _Allreduce(names, compression, op, gradient_predivide_factor, lists, sparse_as_dense, process_set, is_sparse)
     kind = _AdasumMember if op == Adasum else Member

@@ -1,4 +1,4 @@
-"""allreduce of tensors, dense and sparse, by all reductions."""
+"""allreduce of dense and sparse tensors, by all reductions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _reduce_async(
     process_set: ProcessSet,
     is_single: bool,
 ) -> Operation:
-    """Starts the reduction of tensors, into `outs` if these are given."""
+    """Starts the reduction of tensors. The results are written to `outs` if that is given."""
     if not tensors:
         raise ValueError("grouped_allreduce has no tensors\n  hint: give one at least")
     given = [given_of(tensor) for tensor in tensors]
@@ -44,7 +44,7 @@ def _reduce_async(
         return _adasum_async(given, outs, name, prescale, postscale, process_set, is_single)
     if any(tensor.dtype == torch.bool for tensor in given):
         raise ValueError("bool cannot be reduced\n  hint: give a tensor of numbers")
-    # The arithmetic of integers is made here: all of it rounds towards zero.
+    # Integers are scaled and divided here, so that everything rounds towards zero.
     integral = is_integral(given[0])
     if any(is_integral(tensor) != integral for tensor in given):
         raise ValueError("a group mixes integers and floating-point numbers\n  hint: reduce them apart")
@@ -59,7 +59,7 @@ def _reduce_async(
     def call(comm: Any, known: str | None) -> list[Any]:
         scales = {} if integral else factors(given, prescale, postscale)
         in_place = outs is not None and not integral
-        # What is given is written where it may be; a copy of ours always may.
+        # In place, the results are written to `addends`, which is the caller's memory or a copy of ours.
         if is_single:
             return [comm.allreduce(addends[0], op=kind, name=known, out=addends[0] if in_place else None, **scales)]
         return [comm.grouped_allreduce(addends, op=kind, name=known, outs=addends if in_place else None, **scales)]
@@ -86,8 +86,8 @@ def _adasum_async(
     process_set: ProcessSet,
     is_single: bool,
 ) -> Operation:
-    """Every rank gathers all ranks' tensors and combines them alike, in pairs, in pairs of pairs, and so
-    on."""
+    """Starts Adasum: every rank gathers all ranks' tensors, and all combine them in the same way: in pairs, then pairs of
+    pairs, and so on."""
     count = process_set.size()
     if count & (count - 1):
         raise NotImplementedError(f"Adasum does not work over {count} ranks\n  hint: it is defined for a power of two")
@@ -108,8 +108,8 @@ def _adasum_async(
 
 
 def _adasum(rows: Any, prescale: float, postscale: float) -> Any:
-    """The ranks' gradients, one a row: of two, what they share counts once, and what is orthogonal adds
-    up."""
+    """Combines the gradients of all ranks, which are the rows. Of each two gradients the common part counts once, and orthogonal
+    parts add up."""
     values = [row.double() * prescale for row in rows]
     while len(values) > 1:
         pairs = []
@@ -133,8 +133,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Operation:
-    """Starts :func:`allreduce`; the tensor may not be changed until :func:`synchronize` has returned its
-    result."""
+    """Starts :func:`allreduce`. The tensor must not be changed until :func:`synchronize` has returned the result."""
     return _reduce_async([tensor], None, name, op_of(op, average), prescale_factor, postscale_factor, process_set, True)
 
 
@@ -266,8 +265,7 @@ def grouped_allreduce_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Operation:
-    """Starts the sum or the average of sparse tensors, which are gathered: only elements that some rank has
-    travel."""
+    """Starts the sum or the average of sparse tensors. They are gathered, so only elements that some rank has travel."""
     check_sum(op, "sparse tensors")
     own = tensor.detach().coalesce()
     indices, values = own.indices().t().contiguous().cpu(), own.values().contiguous().cpu()

@@ -1,4 +1,4 @@
-"""reducescatter of tensors: each rank has its part of a reduction."""
+"""reducescatter of tensors: each rank gets its part of a reduction."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _scatter_async(
     given = [given_of(tensor) for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in given):
         raise ValueError(
-            "reducescatter does not take a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any"
+            "reducescatter does not take a scalar\n  hint: its first dimension is divided over the ranks, so give a tensor of at least one dimension"
         )
     count = process_set.size()
 
@@ -111,8 +111,8 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's part of the reduction. The first dimension is divided over the ranks; if it cannot be
-    divided equally, the first ranks have one row more."""
+    """This rank's part of the reduction. The first dimension is divided over the ranks. If it cannot be divided
+    equally, the first ranks get one row more than the others."""
     compressed, context = compression.compress(tensor)
     return compression.decompress(
         _scatter([compressed], name, op, process_set, prescale_factor, postscale_factor, True), context

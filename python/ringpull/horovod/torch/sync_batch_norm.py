@@ -14,7 +14,7 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """As ``torch.nn.BatchNorm1d`` to ``3d``, with the mean and the variance of all ranks' batches, which may differ in length."""
+    """Does as ``torch.nn.BatchNorm1d`` to ``3d``, with the mean and the variance over the batches of all ranks. The batches may differ in length."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -30,7 +30,7 @@ class SyncBatchNorm(_BatchNorm):
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         channels = values.shape[1]
-        # What is summed must be long enough for the sum: the sums of halves are made in floats.
+        # The sums need more range and precision than float16 and bfloat16 have, so these are summed as float32.
         wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
         others = [at for at in range(values.dim()) if at != 1]
         count = torch.full((1,), values.numel() / channels, dtype=wide.dtype, device=values.device)

@@ -1,4 +1,4 @@
-"""The memory of tensors as it travels, and results where the caller has them."""
+"""Converts tensors to memory that a communicator takes, and results to tensors where the caller wants them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
 
 
 def given_of(tensor: Any) -> Any:
-    """The tensor's memory as a communicator takes it: on the host, contiguous, apart from the graph."""
+    """The tensor's memory in the form that a communicator takes: on the host, contiguous, and detached from the graph."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"a {type(tensor).__name__} cannot be reduced or sent\n  hint: give a torch.Tensor")
     return tensor.detach().cpu().contiguous()
 
 
 def into(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copies results to where they belong, unless they were written there."""
+    """Copies results to their tensors, unless they were written there."""
     for result, memory, tensor in zip(results, given, tensors):
         if result.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
             with torch.no_grad():
@@ -40,7 +40,7 @@ def is_integral(tensor: torch.Tensor) -> bool:
 
 
 def factors(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) -> dict[str, float]:
-    """What floating-point numbers are multiplied by, in the type in which PyTorch would: float32 for smaller types, too."""
+    """The factors for floating-point numbers, in the type in which PyTorch multiplies: float32 also for smaller types."""
     is_double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
     dtype = torch.float64 if is_double else torch.float32
     both = torch.tensor([prescale, postscale], dtype=dtype).tolist()
@@ -51,7 +51,7 @@ def divided(tensor: Any, count: int) -> Any:
     """Integers divided, rounded towards zero."""
     if tensor.dtype.is_signed or tensor.dtype == torch.uint8:
         return tensor.div(count, rounding_mode="trunc")
-    # PyTorch does not divide these.
+    # PyTorch does not divide tensors of these types.
     return torch.from_numpy(numpy.asarray(tensor.numpy() // count))
 
 
@@ -67,8 +67,7 @@ def delivered(
     outs: Sequence[torch.Tensor] | None,
     is_single: bool,
 ) -> Any:
-    """Results as the caller has them: in the tensors that it gave for them, or new ones where the tensors
-    are."""
+    """The results in the tensors that the caller gave for them, or in new ones on the tensors' devices."""
     if outs is not None:
         into(done, given, outs)
         results = list(outs)
@@ -78,7 +77,7 @@ def delivered(
 
 
 def differentiable(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
-    """A function that autograd knows: ``forward`` of the tensors, ``backward`` of the results' gradients."""
+    """A function that autograd can differentiate: it calls ``forward`` with the tensors, and ``backward`` with the results' gradients."""
 
     class Function(torch.autograd.Function):
         @staticmethod

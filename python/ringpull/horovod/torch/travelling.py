@@ -1,4 +1,4 @@
-"""Operations in which tensors only travel: allgather, broadcast and alltoall."""
+"""Operations that only move tensors: allgather, broadcast and alltoall."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _gather(tensors: Sequence[torch.Tensor], name: str | None, process_set: Proc
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """All ranks' tensors, one behind the other along the first dimension, in which they may differ."""
+    """All ranks' tensors, concatenated along the first dimension. The tensors may differ in this dimension."""
     done: torch.Tensor = _gather([tensor], name, process_set, True)
     return done
 
@@ -125,7 +125,7 @@ def broadcast_async_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensor of ``root_rank``, which is a rank of the job, also in a process set."""
+    """The tensor of ``root_rank``. ``root_rank`` is a rank of the job, also if a process set is given."""
 
     def backward(gradient: torch.Tensor) -> Any:
         reduced = allreduce_async(gradient, op=Average, process_set=process_set).wait()
@@ -156,11 +156,11 @@ def alltoall_async(
 def _alltoall_async(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, came: list[int] | None = None
 ) -> Operation:
-    """Starts an alltoall; how many rows came from each rank is appended to `came`."""
+    """Starts an alltoall. Appends the number of rows from each rank to `came`."""
     given, count = given_of(tensor), process_set.size()
     if tensor.dim() == 0:
         raise ValueError(
-            "alltoall does not take a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any"
+            "alltoall does not take a scalar\n  hint: its first dimension is divided over the ranks, so give a tensor of at least one dimension"
         )
     if isinstance(splits, torch.Tensor) and splits.is_floating_point():
         raise ValueError(f"splits cannot be {splits.dtype}\n  hint: give integers")
@@ -187,9 +187,9 @@ def _alltoall_async(
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """What the ranks have for this one: ``splits[r]`` rows go to rank r, by default as many to each.
+    """Sends ``splits[r]`` rows to each rank r, by default the same number to each. Returns the rows that the ranks send to this one.
 
-    With ``splits`` it returns also how many rows came from each rank.
+    With ``splits`` it also returns the number of rows from each rank.
     """
     received: list[Any] = []
     came: list[int] = []
@@ -202,7 +202,7 @@ def alltoall(
         return result[0]
 
     def backward(gradient: torch.Tensor) -> Any:
-        # As many rows go back as came: also by equal splits, ranks may have had different numbers of rows.
+        # The gradient's rows go back to the ranks from which the rows came. Also with equal splits, ranks may send different numbers.
         return alltoall_async(gradient, came, process_set=process_set).wait()[0]
 
     collected = differentiable(forward, backward)(tensor)

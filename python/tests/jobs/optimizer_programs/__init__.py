@@ -1,4 +1,4 @@
-"""Programs with an optimizer of PyTorch's, each of which gives what it ends with."""
+"""Programs with an optimizer of PyTorch. Each returns its final values."""
 
 from . import alone, gradients, of_horovod, several
 from .base import PROGRAMS, Run

@@ -53,7 +53,7 @@ def lbfgs(run, search):
     def closure():
         optimizer.zero_grad()
         run.loss(net).backward()
-        # It steers the search, and must be alike on all ranks.
+        # The loss directs the search, so it must be the same on all ranks.
         return Run().loss(net).detach()
 
     return [optimizer.step(closure), *weights(net)]
@@ -132,7 +132,7 @@ def groups_that_are_replaced(run):
     with torch.no_grad():
         for parameter in more.parameters():
             parameter.fill_(0.5)
-    # By hand, which nobody is told.
+    # The parameters are added by hand, and no method of the optimizer is called.
     optimizer.param_groups[0]["params"] += more.parameters()
     both = nn.ModuleList([net, more])
     for _ in range(3):
@@ -155,7 +155,7 @@ def states_are_saved_and_loaded(run):
         one.load_state_dict(net.state_dict())
     restored = run.wrap(sgd(again, lr=7.0))
     restored.load_state_dict(states)
-    # What a bare optimizer has saved, and loads.
+    # A bare optimizer loads the states, and its saved states are loaded below.
     bare = sgd(other, lr=7.0)
     bare.load_state_dict(states)
     train(Run(), other, bare, 1)
@@ -295,7 +295,7 @@ def groups_that_are_added(run):
     net = network()
     optimizer = run.wrap(torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9))
     train(run, net, optimizer, 2)
-    # Between a pass and its step.
+    # The group is added between a pass and its step.
     net.zero_grad()
     run.loss(net).backward()
     optimizer.add_param_group({"params": [net[2].weight], "lr": 0.05})
@@ -361,7 +361,7 @@ def a_pickle(run):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         other, loaded = pickle.loads(pickle.dumps((net, optimizer)))
-    assert type(loaded) is torch.optim.SGD and [str(one.message)[:15] for one in heard] == ["a SGD is loaded"] * (not run.is_bare)
+    assert type(loaded) is torch.optim.SGD and [str(one.message)[:25] for one in heard] == ["the gradients of this SGD"] * (not run.is_bare)
     return [*train(Run(), other, loaded), *train(run, net, optimizer)]
 
 
@@ -396,7 +396,7 @@ def its_class_and_attributes(run):
 @program()
 def an_optimizer_of_the_programs_own(run):
     class Own(torch.optim.Optimizer):
-        """Scales what it is told in each step."""
+        """An optimizer that multiplies each step by a given scale."""
 
         def __init_subclass__(cls):
             raise TypeError("this is the last")
@@ -440,7 +440,7 @@ def complex_parameters(run):
 @program()
 def what_only_looks_like_an_optimizer(run):
     class Other:
-        """Has what another one has."""
+        """An object with the attributes of another optimizer."""
 
         def __init__(self, inner):
             self.inner = inner

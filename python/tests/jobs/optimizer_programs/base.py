@@ -7,12 +7,12 @@ from torch import nn
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
 
-#: Each program, with the fronts that it is for.
+#: The programs by their names, each with the fronts that run it.
 PROGRAMS: dict[str, tuple[Any, tuple[str, ...]]] = {}
 
 
 def program(needs=(1, 13), fronts=("ringpull", "horovod"), **cases):
-    """A program for each of the named cases."""
+    """Adds a program to the table for each of the named cases."""
 
     def known(function):
         for name, case in cases.items() or [("", ())]:
@@ -24,14 +24,14 @@ def program(needs=(1, 13), fronts=("ringpull", "horovod"), **cases):
 
 
 class Run:
-    """How a program gets its optimizer, and a loss whose gradients are those of the bare one when they are averaged."""
+    """Gives a program its optimizer, and a loss. The average of the loss's gradients over the ranks is the gradient in a bare run."""
 
     def __init__(self, wrap=None, rank=0, ranks=1):
         self.made, self.is_bare, self.rank, self.ranks = wrap, wrap is None, rank, ranks
 
     @property
     def apart(self):
-        """Zero on average over the ranks, and another on each."""
+        """A number that differs on each rank, and is zero on average over the ranks."""
         return 0 if self.is_bare else 2 * self.rank - self.ranks + 1
 
     def wrap(self, optimizer, *words, **named):
@@ -43,7 +43,7 @@ class Run:
         return made + self.off(net.parameters())
 
     def off(self, parameters):
-        """What is zero on average over the ranks."""
+        """A term of the loss whose gradients differ on each rank, and are zero on average over the ranks."""
         if self.is_bare or self.ranks == 1:
             return 0.0
         share = 0.25 * self.apart

@@ -1,4 +1,4 @@
-"""Programs with passes that add up, raise or reach a part, and gradients set by hand or of other layouts and types."""
+"""Programs whose passes add up, raise or reach only a part, and programs with gradients that are set by hand or have other layouts and types."""
 
 import contextlib
 import threading
@@ -67,7 +67,7 @@ def a_pass_that_raises(run, options):
         (_Raises.apply(net[0](torch.ones(3))).sum() + net[2](torch.ones(4)).sum() * 100).backward()
     except RuntimeError as error:
         assert str(error) == "in the middle of a pass"
-    # Not by the optimizer, which would be told.
+    # The network clears the gradients. If the optimizer did it, our code would notice.
     net.zero_grad(set_to_none=True)
     run.loss(net).backward()
     optimizer.step()
@@ -79,7 +79,7 @@ program(fronts=("horovod",), grouped=({"groups": 1},))(a_pass_that_raises)
 
 @program(step=(None, 1), passes=(None, 2), intermediate=("intermediate", 2), beside=("beside", 2))
 def a_pass_in_a_pass_reaches_all(run, how, passes):
-    """Of two checkpoints, one in the other, so that the pass around them accumulates nothing itself."""
+    """The outer pass has two nested checkpoints, and accumulates no gradient itself."""
     net, other = network(), nn.Linear(3, 3)
     optimizer = run.wrap(sgd(net))
     optimizer.backward_passes_per_step = passes
@@ -136,7 +136,7 @@ def a_sum_of_passes_over_different_parts(run):
     both = nn.ModuleList([net, table])
     optimizer = run.wrap(torch.optim.SGD(both.parameters(), lr=0.1 / run.ranks), is_sum=True)
     for at in range(4):
-        # In place, which the optimizer is not told.
+        # The gradients are changed directly, and no method of the optimizer is called.
         for parameter in both.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_() if at % 2 else setattr(parameter, "grad", None)

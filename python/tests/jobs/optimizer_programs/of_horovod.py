@@ -38,7 +38,7 @@ def names_that_are_alike(run, options):
 
 @program(fronts=("horovod",), alone=({},), grouped=({"groups": 1},))
 def names_that_ranks_use_in_another_order(run, options):
-    """As over a set of strings. One rank has another optimizer, too."""
+    """Ranks make the optimizers in different orders, as in a loop over a set of strings. One rank also has one optimizer more."""
     nets = {"critic": network(), "generator": network()}
     optimizers = {}
     for name in sorted(nets, reverse=run.rank == 1) + ["probe"] * (run.rank == 0):
@@ -50,7 +50,7 @@ def names_that_ranks_use_in_another_order(run, options):
 
 @program(fronts=("horovod",), one=({"groups": 1},), two=({"groups": 2},), fp16=({"is_fp16": True},), adasum=({"is_adasum": True},))
 def horovods_options(run, options):
-    # Adasum of equal steps is that step; others are another program.
+    # Adasum of equal steps is the same step. With different steps the result would differ from the bare program's.
     calm = Run(run.made) if "is_adasum" in options else run
     net = network()
     optimizer = run.wrap(torch.optim.SGD(net[0].parameters(), lr=0.1), **options)

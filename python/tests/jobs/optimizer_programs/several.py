@@ -1,4 +1,4 @@
-"""Programs with several optimizers of one network, one in the place of another, or parts that not all ranks reach."""
+"""Programs with several optimizers of one network, with an optimizer that replaces another, or with parts that not all ranks reach."""
 
 import gc
 import weakref
@@ -22,7 +22,7 @@ def what_nobody_reaches_is_left_alone(run):
     optimizer.zero_grad()
     (run.loss(net) + far(torch.ones(1, 2)).sum()).backward()
     optimizer.step()
-    # It has momentum now, and no gradient again.
+    # `far` has momentum now, and gets no more gradients.
     return [*train(run, net, optimizer), *weights(far), *left]
 
 
@@ -74,7 +74,7 @@ def optimizers_by_turns(run):
     whole, head = run.wrap(sgd(net)), run.wrap(torch.optim.Adam(net[2].parameters(), lr=0.1))
     for at in range(6):
         train(run, net, head if at % 2 else whole, 2)
-    # Both after one pass.
+    # Now both optimizers make a step after each pass.
     for _ in range(3):
         net.zero_grad()
         run.loss(net).backward()
@@ -117,14 +117,15 @@ def a_generator_and_its_critic(run):
 
 @program()
 def a_part_that_one_rank_reaches(run):
-    """Of two parts with an optimizer each, most passes reach the second on rank 0 alone, some on none, and some nothing elsewhere."""
+    """There are two parts, each with its optimizer. Most passes reach the second part only on rank 0, and one pass reaches it on no rank. In
+    one pass the other ranks reach nothing."""
     net, far = network(), nn.Linear(2, 2)
     with torch.no_grad():
         far.weight.fill_(0.5), far.bias.fill_(0.5)
     optimizers = [run.wrap(sgd(part)) for part in (net, far)]
     for at in range(6):
         for optimizer in optimizers:
-            # Zeros, which Horovod makes of no gradient too: they go on with the momentum.
+            # Gradients are set to zero and not to None, as Horovod does too: so the momentum goes on.
             optimizer.zero_grad(set_to_none=False)
         parts = [run.loss(net) if at != 3 else run.rank == 0 and run.ranks * net(torch.ones(1, 3)).sum()]
         parts += [run.ranks * far(torch.ones(1, 2) * at).square().mean()] if at != 1 and run.rank == 0 else []
@@ -143,7 +144,7 @@ def an_optimizer_that_one_rank_keeps(run):
     del former
     optimizer = run.wrap(sgd(net))
     first = train(run, net, optimizer)
-    # Nobody has `far` on every rank, and nobody uses it.
+    # No optimizer has `far` on every rank, and no step uses it.
     del kept
     return first + train(run, net, run.wrap(sgd(net)))
 
@@ -166,7 +167,7 @@ def a_parameter_that_is_taken_out_of_its_group(run):
     train(run, net, optimizer)
     del optimizer.param_groups[0]["params"][0]
     train(run, net, optimizer, 1)
-    # From then on the gradient is this rank's.
+    # From now on this parameter's gradient is this rank's own, and no average.
     optimizer.zero_grad()
     own = torch.autograd.grad(run.loss(net), net[0].weight)[0]
     net[0].weight.grad = None
