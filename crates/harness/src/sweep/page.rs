@@ -8,7 +8,7 @@ use crate::statistics::{RESOLUTION, Summary};
 use crate::text::{format_seconds, several};
 use crate::variant::{Peer, Variant};
 
-/// Up to this size messages and processors limit the time more than the link.
+/// Up to this size the time is limited more by messages and processors than by the link.
 const LATENCY_BYTES: u64 = 1 << 16;
 
 fn ours() -> Variant {
@@ -20,34 +20,34 @@ fn beside() -> [Variant; 2] {
     [Variant::ours_on_mpich(), Variant::theirs(Peer::Mpi, Mode::Allreduce)]
 }
 
-/// Ours and the best of the others, for one number of ranks and one size.
+/// Our times and those of the best other, for one number of ranks and one size.
 struct Match<'a> {
     ours: &'a JobTimes,
     summary: Summary,
-    /// Of [`beside`].
+    /// The times of the variants of [`beside`].
     beside: [Option<Summary>; 2],
     best: &'a JobTimes,
     best_summary: Summary,
 }
 
 impl Match<'_> {
-    /// The time of the best of the others, in ours.
+    /// The time of the best other divided by our time.
     fn gain(&self) -> f64 {
         self.best_summary.median / self.summary.median
     }
 
-    /// Our time over the bound, except for short payloads, since the burst of an idle link carries much of
-    /// them.
+    /// Our time divided by the bound. `None` for short payloads, because the burst of an idle link carries
+    /// much of them.
     fn of_bound(&self) -> Option<f64> {
         Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > SHORT_BYTES as u64)?)
     }
 
-    /// Returns true if the best of the others takes less time.
+    /// Returns true if the best other takes less time than ours.
     fn is_behind(&self) -> bool {
         self.gain() < 1.0 - RESOLUTION
     }
 
-    /// Returns true if it does so in each of its jobs.
+    /// Returns true if the best other takes less time than ours in each of its jobs.
     fn is_lost(&self) -> bool {
         self.is_behind() && self.best_summary.max < self.summary.min
     }
@@ -128,7 +128,7 @@ fn section(page: &mut String, sweep: &Sweep) {
     }
 }
 
-/// How often everything was measured.
+/// The number of rounds and iterations, in words.
 fn samples(plan: &SweepPlan) -> String {
     let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
     let limit = format_payload(SHORT_BYTES as u64);
@@ -143,7 +143,7 @@ fn samples(plan: &SweepPlan) -> String {
 }
 
 fn time(summary: &Summary) -> String {
-    /// With a larger spread the quarter points are printed instead.
+    /// With a larger spread the quartiles are printed instead.
     const WIDE: f64 = 0.2;
     let (median, spread) = (format_seconds(summary.median), summary.relative_spread());
     if spread < WIDE {
@@ -208,8 +208,8 @@ fn verdict(matches: &[Match]) -> String {
     text
 }
 
-/// The geometric mean of each other's time over ours: the gain over a program that uses one of them for all
-/// sizes.
+/// For each other, the geometric mean of its time divided by our time: our gain over a program that uses this
+/// other for all sizes.
 fn against_each(sweep: &Sweep) -> String {
     let own = |of: &JobTimes| {
         let alike = |it: &&JobTimes| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());
