@@ -123,7 +123,7 @@ fn below(results: &Comparison) -> Vec<String> {
     lines.extend(names(results));
     if let Some(rounds) = rounds(results) {
         let counted = format!("{rounds} of {}", several(setup.iters, "iteration"));
-        lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
+        lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the interquartile range."));
     }
     if let Some((record, rows)) = results.rows.iter().find_map(|row| Some((row.record()?, row.record()?.sparse?))) {
         lines.push(rows_words(&rows, setup.workers) + ".");

@@ -59,15 +59,15 @@ pub fn render(sweeps: &[Sweep]) -> String {
         `ringpull compare --sizes` wrote this page from the JSON files beside it. Each command is the one of its day: a later build \
         may have other options. Every sum of every sample was checked, and ours is `auto`, with nothing set by hand.\n\n\
         - A time runs from a barrier to the end of the slowest rank. It is the median of the jobs' medians. The spread behind it is half \
-        the distance between the quartiles; where that is wide, the quartiles themselves stand there.\n\
+        of their interquartile range; if that is 20 % or more, the quartiles are given instead.\n\
         - The ratio is the best other's time over ours: above 1 ours is faster. The best other is picked in each row, after the fact.\n\
         - *(lost)* marks a row where each job of another took less time than any of ours, and the medians differ by more than 2 %. By \
-        chance alone this happens once in 70 times with four jobs each, and once in 6 times with two.\n\
+        chance alone, each job of another takes less time once in 70 times with four jobs each, and once in 6 times with two.\n\
         - The bound counts bytes on the links. Up to 1 MiB it is left out: the first burst of a link carries much of such a payload.\n\
-        - With a rest before each iteration the shaper of a link has always saved up the same burst. Without a rest, a slow barrier \
-        would make the next sum look fast.\n\
-        - Ranks share the cores of one machine, emulated hosts too. A program that polls without yielding loses by that alone where \
-        payloads are short.\n"
+        - Before each iteration there is a rest, so the shaper of a link has always saved up the same burst. Without a rest, a slow \
+        barrier would make the next sum look fast.\n\
+        - Ranks share the cores of one machine, emulated hosts too. With short payloads, a program that polls without yielding loses for \
+        that reason alone.\n"
         .to_owned();
     for sweep in sweeps {
         section(&mut page, sweep);
@@ -189,7 +189,7 @@ fn verdict(matches: &[Match]) -> String {
     }
     let logs: f64 = matches.iter().map(|of| of.gain().ln()).sum();
     let mut text = format!(
-        "Over {} of ranks and size, against the best of the others in each: geometric mean {:.2}x; the best is ahead in {}, {} of them lost.\n",
+        "In {} of ranks and size, the best other takes {:.2}x our time (geometric mean). It takes less time than ours in {}; {} of these count as lost.\n",
         several(matches.len(), "combination"),
         (logs / matches.len() as f64).exp(),
         matches.iter().filter(|of| of.is_behind()).count(),
@@ -199,7 +199,7 @@ fn verdict(matches: &[Match]) -> String {
     let bounded = bounded.filter_map(|of| Some((of, of.of_bound()?)));
     if let Some((worst, ratio)) = bounded.max_by(|a, b| a.1.total_cmp(&b.1)) {
         text.extend([format!(
-            "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it.\n",
+            "Among payloads of 25 MB and more, {} on {} is farthest from the bound: {:.3} times the bound.\n",
             format_payload(worst.ours.bytes),
             several(worst.ours.ranks, "rank"),
             ratio
@@ -251,7 +251,7 @@ mod tests {
             "## 3 emulated hosts, links of 1gbit",
             "4 rounds of 10 iterations up to 1 MiB, 2 rounds of 1 iteration beyond 1 MiB, each after 2 ms of rest, ",
             "ringpull compare --hosts 3",
-            "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x; the best is ahead in 0, 0 of them lost.",
+            "In 6 combinations of ranks and size, the best other takes 2.00x our time (geometric mean). It takes less time than ours in 0; 0 of these count as lost.",
             "| 2 ranks | ours | of the bound | ours on MPICH | MPI_Allreduce | best other |",
             "| 1 MiB | 1.05 ms +-0 % | - | 524 us +-0 % | 2.10 ms +-0 % |",
             "| 10 MB | 10.0 ms +-0 % | 0.125 | 5.00 ms +-0 % | 20.0 ms +-0 % |",
@@ -271,7 +271,7 @@ mod tests {
             }
         }
         let page = render(&[results]);
-        assert!(page.contains("0.20 (lost)") && page.contains("ahead in 1, 1 of them lost."), "{page}");
+        assert!(page.contains("0.20 (lost)") && page.contains("than ours in 1; 1 of these count as lost."), "{page}");
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
             }
         }
         let page = render(&[results]);
-        assert!(page.contains("0.20 |") && page.contains("ahead in 1, 0 of them lost."), "{page}");
+        assert!(page.contains("0.20 |") && page.contains("than ours in 1; 0 of these count as lost."), "{page}");
     }
 
     #[test]
