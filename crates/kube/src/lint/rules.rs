@@ -7,11 +7,11 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LintLevel {
-    /// The job would fail, or not do as it says.
+    /// The job would fail, or would not do what its manifest says.
     Error,
-    /// It works, and costs something or is probably not meant so.
+    /// The job works, but wastes something or is probably not what its author meant.
     Warning,
-    /// It depends on the image or on the cluster, which the linter does not know.
+    /// The outcome depends on the image or on the cluster, which the linter does not know.
     Note,
 }
 
