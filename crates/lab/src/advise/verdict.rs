@@ -1,11 +1,11 @@
-//! The mode that wins, by how much, and why.
+//! The mode that wins, its lead, and the reason.
 
 use crate::advise::{Advice, PredictedRow};
 use ringpull_harness::size::format_size;
 use ringpull_harness::text::{format_seconds, several};
 use ringpull_harness::variant::Family;
 
-/// Times that differ by less are level: the simulation is no more exact than that.
+/// Times whose ratio is below this are level, because the simulation is not more exact.
 const LEVEL: f64 = 1.05;
 
 /// The sentences, the most important first.
@@ -38,7 +38,7 @@ pub fn sentences(advice: &Advice) -> Vec<String> {
     all
 }
 
-/// The fastest row of a family on so many hosts.
+/// The fastest row of a family on `hosts` hosts.
 fn best(advice: &Advice, hosts: usize, family: Family) -> Option<&PredictedRow> {
     let rows = advice.rows.iter().filter(|row| row.hosts == hosts && row.variant.family() == family);
     rows.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
@@ -73,7 +73,8 @@ fn on_the_same_hosts(own: &PredictedRow, shared: &PredictedRow) -> String {
     format!("{on} {} {wins}: {}. {} {takes} {times:.2}x as long: {why}.", first.mode, step(first), other.mode)
 }
 
-/// Where rows are faster than allreduce, of the pairs of it and them in which they are.
+/// The sentence on the hosts for which rows are faster than allreduce. `ahead` has these rows, each as a pair
+/// with allreduce.
 fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String {
     let gain = |(own, other): &(&PredictedRow, &PredictedRow)| own.step_s / other.step_s;
     let Some((own, other)) = ahead.iter().max_by(|a, b| gain(a).total_cmp(&gain(b))) else {
