@@ -89,7 +89,7 @@ fn mib(value: &str) -> Option<String> {
     Some(((mib * f64::from(1 << 20)) as u64).to_string())
 }
 
-/// Returns 0, which means no time limit, for a value that stands for no limit.
+/// Returns 0, which means never, for an option without a value.
 fn never(value: &str) -> Option<String> {
     value.is_empty().then(|| "0".to_owned())
 }

@@ -7,7 +7,7 @@ use ringpull_harness::text::{format_seconds, grid};
 const HEADER: [&str; 10] =
     ["rank", "host", "steps", "step", "compute", "push calls", "straggler", "communication", "(un)pack", "update"];
 
-/// The table of ranks, what it says about stragglers, and the costliest keys.
+/// The table of ranks, the rank for which the others wait longest, and the keys that took the longest.
 pub(crate) fn render(account: &Account) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     for rank in &account.ranks {
