@@ -42,7 +42,7 @@ def main():
     torch.set_num_threads(1)
     training = data_set("train", options.limit_train, options.data)
     test = data_set("t10k", options.limit_test, options.data)
-    # It gives each rank its part of what no rank has processed in this epoch.
+    # It gives each rank its part of the samples that no rank has processed in this epoch.
     sampler = hvd.elastic.ElasticSampler(training)
     loader = DataLoader(training, batch_size=options.batch, sampler=sampler)
 
@@ -58,7 +58,7 @@ def main():
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
     def fit_the_rate():
-        # The batch of all ranks has changed with their number.
+        # The size of all ranks' batches together has changed with the number of ranks.
         for group in optimizer.param_groups:
             group["lr"] = options.lr * hvd.size()
 

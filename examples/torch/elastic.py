@@ -42,7 +42,7 @@ def main():
     test_images, test_labels = read_images(options.data, "t10k", None)
     net = build()
     optimizer = torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9)
-    # The sum over all ranks of losses that each are divided by the whole batch.
+    # Each rank divides its loss by the whole batch, so the sum over all ranks is the mean.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters(), op=hvd.Sum)
 
     @hvd.elastic.run

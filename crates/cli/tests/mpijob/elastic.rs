@@ -1,5 +1,5 @@
-//! Elastic MPIJobs: workers come and go, the launcher is lost, all are. The program is `elastic.py`, whose
-//! total says whether a step was lost or taken twice.
+//! Elastic MPIJobs: workers are added and lost, the launcher is lost, all are lost. The program is
+//! `elastic.py`. Its total shows if a step was lost or done twice.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,7 +15,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// A job of so many workers, or nothing with a line that says why.
+    /// Starts a job of `workers` workers. Returns `None`, and prints the reason, if that is not possible.
     fn start(test: &str, workers: u8, options: &[&str]) -> Option<Self> {
         let mut image = image()?;
         let Some(python) = image.python() else {
@@ -47,19 +47,19 @@ impl Counting {
         format!("{}\n{}", self.launcher.text(), self.log())
     }
 
-    /// Waits until the program has said this line; how long that took.
+    /// Waits until the program has printed this line, and returns how long that took.
     fn says(&mut self, line: &str) -> Duration {
         let begun = Instant::now();
         while !self.log().lines().any(|said| said == line) {
             let is_over = begun.elapsed() > LIMIT || self.launcher.code().is_some();
-            // It may have said so and ended.
+            // The job may have printed the line and ended.
             assert!(!is_over || self.log().lines().any(|said| said == line), "{line:?} is missing: {}", self.all());
             std::thread::park_timeout(Duration::from_millis(10));
         }
         begun.elapsed()
     }
 
-    /// Lets the program take steps up to this one, and waits until it has.
+    /// Lets the program make steps up to this one, and waits until it has made them.
     fn go_to(&mut self, step: u32) {
         write(&self.job, "limit", &step.to_string());
         self.says(&format!("holds at {step}"));
