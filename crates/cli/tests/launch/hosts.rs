@@ -162,7 +162,8 @@ fn a_host_whose_login_shell_is_csh_runs_every_job() {
     }
 }
 
-/// Runs a shell script with mounts (`-m`) or a network (`-n`) of its own; `None` if this user may not have them.
+/// Runs a shell script with mounts (`-m`) or a network (`-n`) of its own. Returns `None` if this user may not
+/// have them.
 fn apart(own: &str, script: &str, words: &[&str], ssh: &Path) -> Option<Output> {
     let run = |script: &str| {
         let mut command = Command::new("unshare");
