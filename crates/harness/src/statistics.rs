@@ -164,7 +164,7 @@ pub fn warnings(samples: &[f64]) -> Vec<String> {
 pub fn doubt_of_stolen(part: f64) -> Option<String> {
     (part > STOLEN).then(|| {
         format!(
-            "{:.1} % of the processors' time was taken by the machine's host: times are too long by about as much; repeat when it is quiet",
+            "{:.1} % of the processors' time was taken by the machine's host: times are too long by about this part; repeat when the host is quiet",
             100.0 * part
         )
     })

@@ -158,10 +158,10 @@ pub struct Request {
     /// A Secret with which nodes pull the image.
     #[arg(long, value_name = "SECRET")]
     pub pull_secret: Vec<String>,
-    /// Worker pods.
+    /// The number of worker pods.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub workers: u32,
-    /// Servers; 0 means as many as workers for ps and mxjob, and none for tfjob.
+    /// The number of servers; 0 means the number of workers for ps and mxjob, and none for tfjob.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub servers: u32,
     /// Ranks in each worker [default: one for each GPU, or 1].
@@ -170,7 +170,7 @@ pub struct Request {
     /// GPUs of each worker, as nvidia.com/gpu.
     #[arg(long, default_value_t = 0)]
     pub gpus: u32,
-    /// GPUs of each worker by the name of their resource, such as amd.com/gpu=2.
+    /// GPUs of each worker, by the name of their resource, such as amd.com/gpu=2.
     #[arg(long, value_name = "NAME=COUNT", value_parser = device, conflicts_with = "gpus")]
     pub gpu_resource: Option<(String, u32)>,
     /// The limit of cores of each worker, such as 4 or 500m.
@@ -179,10 +179,10 @@ pub struct Request {
     /// The limit of memory of each worker, such as 8Gi.
     #[arg(long, value_parser = Quantity::memory)]
     pub memory: Option<Quantity>,
-    /// The cores that each worker is sure to have [default: the limit, or 1].
+    /// The cores that are reserved for each worker [default: the limit, or 1].
     #[arg(long, value_name = "CPUS", value_parser = Quantity::cpus)]
     pub request_cpu: Option<Quantity>,
-    /// The memory that each worker is sure to have [default: the limit, or 1Gi].
+    /// The memory that is reserved for each worker [default: the limit, or 1Gi].
     #[arg(long, value_name = "MEMORY", value_parser = Quantity::memory)]
     pub request_memory: Option<Quantity>,
     /// The limit of cores of the launcher or scheduler.
@@ -194,8 +194,8 @@ pub struct Request {
     /// Run ranks in the launcher's pod too (runLauncherAsWorker).
     #[arg(long)]
     pub launcher_works: bool,
-    /// Run as uid 1000 with every capability dropped: passes Pod Security `restricted`. Without it a job
-    /// passes `baseline`; with --rdma (but for EFA) or --host-network it needs a `privileged` namespace.
+    /// Run as uid 1000 with every capability dropped: passes Pod Security `restricted`. Without this option a
+    /// job passes `baseline`; with --rdma (except EFA) or --host-network it needs a `privileged` namespace.
     #[arg(long)]
     pub non_root: bool,
     /// Start all pods together, or none.
@@ -207,12 +207,12 @@ pub struct Request {
     /// The local queue of Kueue that admits the job.
     #[arg(long, value_name = "QUEUE")]
     pub kueue: Option<String>,
-    /// Make the job elastic: when workers are lost or added it starts again on those that are there, at least
-    /// so many, from its last commit in their memory. The commits of each worker may take 8Gi, or half of
-    /// --memory.
+    /// Make the job elastic, with at least this number of workers. When workers are lost or added, it starts
+    /// again on the present workers, from its last commit in their memory. The commits of each worker may
+    /// take 8Gi, or half of --memory.
     #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
-    /// The most workers of an elastic job, whatever replicas are added [default: all].
+    /// The largest number of workers of an elastic job, however many replicas are added [default: all].
     #[arg(long, value_name = "N", requires = "min_workers", value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub max_workers: Option<u32>,
     /// The RDMA resource of each worker, such as rdma/ib, `rdma/hca_shared_devices_a=1` or
@@ -267,7 +267,7 @@ pub struct Request {
     /// All keys of a ConfigMap or a Secret as variables of every rank.
     #[arg(long, value_name = "configmap/NAME|secret/NAME", value_parser = env_from)]
     pub env_from: Vec<(&'static str, String)>,
-    /// The largest number of restarts of a failed job. With a checkpoint it resumes from there.
+    /// The largest number of restarts of a failed job. With a checkpoint the job resumes from the checkpoint.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub backoff_limit: u32,
     /// End the job after this many seconds.

@@ -106,8 +106,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, requires = "train")]
     batch: Option<usize>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
-    /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and as many servers as workers on
-    /// the workers' hosts].
+    /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and a server on every worker's host].
     #[arg(long, value_delimiter = ',')]
     modes: Vec<Variant>,
     /// Other programs to compare with, on the same hosts.

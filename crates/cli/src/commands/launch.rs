@@ -323,7 +323,7 @@ fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Rep
     if least > workers {
         return Err(Error::argument(
             format!("--min-workers {least} is more than -n {workers}"),
-            "give as many with -n, or more",
+            "give at least this number with -n",
         ));
     }
     args.variables.env.push(("RINGPULL_ELASTIC".to_owned(), "1".to_owned()));
@@ -343,7 +343,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     if most.is_some_and(|most| most < least) {
         return Err(Error::argument(
             format!("--min-workers {least} is more than --max-workers"),
-            "give as many with --max-workers, or more",
+            "give at least this number with --max-workers",
         ));
     }
     if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
@@ -354,7 +354,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     }
     if args.sync_dst_dir.is_some() {
         return Err(Error::argument(
-            "--sync-dst-dir does not go with --elastic: hosts may come later",
+            "--sync-dst-dir does not go with --elastic: hosts may be added later",
             "put the program where every host finds it, such as a shared folder",
         ));
     }
@@ -377,8 +377,8 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         }
         Some(given) => {
             return Err(Error::argument(
-                format!("invalid --cooldown {given:?}: the first number is more than the most"),
-                "give the seconds after the second failure, and behind it as many or more",
+                format!("invalid --cooldown {given:?}: the first number is larger than the second"),
+                "give the seconds after the second failure, and then a number that is not smaller",
             ));
         }
         None => Cooldown::default(),

@@ -355,7 +355,7 @@ impl OutputFile {
         if matches!(cause, Errno::PIPE | Errno::BADF) {
             self.loss = OutputLoss::Reader;
             self.owed = Some(format!(
-                "ringpull: nobody reads {name} any more: what comes for it is dropped, and the job goes on"
+                "ringpull: nobody reads {name} any more: further output for it is dropped, and the job goes on"
             ));
         } else if self.loss == OutputLoss::Nothing {
             self.loss = OutputLoss::Some;

@@ -400,7 +400,7 @@ impl Supervisor {
         }
         self.has_hung = true;
         if !control.have_workers_succeeded(launch.spec.workers) {
-            self.feed.say("ringpull: mpirun does not end although its ranks have, or it has said so: it is killed");
+            self.feed.say("ringpull: mpirun does not end although its ranks have ended, or although it has reported the job's end: it is killed");
         }
         let mpirun = self.running.iter_mut().filter(|one| one.role == Role::Worker && one.code.is_none());
         mpirun.for_each(|one| one.order(Signal::KILL));
@@ -518,7 +518,7 @@ impl Supervisor {
             self.restarts_due.push((Instant::now() + pause, process));
             &comes_after(pause)
         } else {
-            "nobody comes in its place"
+            "no other one is started in its place"
         };
         let left = self.state(number).workers;
         self.feed.say(&format!("ringpull: elastic: {ended}; workers left: {left}; {then}"));

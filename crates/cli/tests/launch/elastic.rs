@@ -293,7 +293,7 @@ fn a_worker_that_is_stopped_is_killed_when_the_scheduler_has_gone_on_without_it(
     let options = ["-n", "2", "-s", "1", "--max-restarts", "0"];
     let mut job = Job::new("").start_on(&options, &[], &script.replace("$2", "2"));
     assert_eq!(job.code(), Some(0), "{}", job.read("err"));
-    assert!(job.events()[1].ends_with("nobody comes in its place"), "{}", job.read("err"));
+    assert!(job.events()[1].ends_with("no other one is started in its place"), "{}", job.read("err"));
 }
 
 #[test]

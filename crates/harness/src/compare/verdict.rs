@@ -94,7 +94,7 @@ fn few_rounds(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>]) -> Option<Str
     let mut others = ranking.iter().filter(|it| it.row.variant != home.row.variant).peekable();
     others.peek()?;
     others.all(|it| it.relation(home) == Relation::TooFewRounds).then(|| {
-        format!("So few rounds cannot tell a difference from noise: --rounds {FEWEST_ROUNDS} is the least that can.")
+        format!("These rounds are too few to tell a difference from noise: give --rounds {FEWEST_ROUNDS} or more.")
     })
 }
 

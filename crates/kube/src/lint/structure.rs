@@ -17,7 +17,7 @@ pub(super) fn is_known_version(object: &Node, findings: &mut Findings) -> bool {
     if object.get("kind").text() != Some("MPIJob") {
         // A kind of the same name in another API group.
         if ["kubeflow.org", "trainer.kubeflow.org"].contains(&group) {
-            let what = "no version of that operator that is still in use has this one";
+            let what = "no version of this operator that is still in use knows this API version";
             findings.add(
                 "old-version",
                 &version,

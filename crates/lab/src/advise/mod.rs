@@ -183,9 +183,9 @@ pub const COMPARED_HOSTS: usize = 64;
 /// (`docs/decisions/server-window.md`).
 const MOST_WORKERS_OF_SERVERS: usize = 16;
 /// The difference of predictions from measurements; `docs/how-to/advise.md` has the commands.
-const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with servers on \
-    2 to 16, within 8 % by both beside a slow host. Steps of training within 9 % on 2 to 16 hosts, and by allreduce on \
-    32; by allreduce on 64, whose processes share two cores there, up to 36 % too short.";
+const COMPARED: &str = "Compared with emulated hosts: sums are within 5 % (allreduce on 2 to 64 hosts, servers on 2 to 16), \
+    and within 8 % beside a slow host. Steps of training are within 9 % (2 to 16 hosts, and allreduce on 32). On 64 \
+    hosts, whose processes share two cores there, predicted steps of allreduce are up to 36 % too short.";
 
 /// Returns true if a step in this mode with `workers` workers may take longer than predicted.
 fn is_at_best(mode: Mode, workers: usize) -> bool {
@@ -201,17 +201,17 @@ pub fn assumptions(setting: &Setting, link: &str, rows: &[PredictedRow]) -> Vec<
             100.0 * predict::GOODPUT,
             words(setting.latency_s)
         ),
-        "Switches: they hold what has to wait, lose nothing and carry all links at full rate. One worker a host."
+        "Switches: they keep waiting packets, lose none and carry all links at full rate. One worker on each host."
             .to_owned(),
         format!(
-            "Computing: {} a step on each host, two thirds of it backward; a layer's share is that of its FLOPs.",
+            "Computing: {} a step on each host, two thirds of it backward; a layer's share of the time is its share of the FLOPs.",
             words(setting.compute_s)
         ),
         format!(
-            "Sums: this build's plans, buckets, segments and priorities, message by message, each with {} of a processor; encoding is not counted.",
+            "Sums: this build's plans, buckets, segments and priorities, message by message; each message takes {} of a processor; encoding is not counted.",
             words(setting.message_s())
         ),
-        "Not in it: late hosts, hosts that differ, other traffic, reading data, and updates by the optimizer."
+        "Not included: late hosts, hosts that differ, other traffic, reading data, and updates by the optimizer."
             .to_owned(),
         COMPARED.to_owned(),
     ];

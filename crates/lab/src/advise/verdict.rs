@@ -32,7 +32,8 @@ pub fn sentences(advice: &Advice) -> Vec<String> {
         && !advice.rows.iter().any(|row| row.variant.family() == Family::Allreduce)
     {
         return vec![
-            "No verdict: all is compared with plain allreduce, so name dist_sync_mpi among --modes.".to_owned(),
+            "No verdict: every mode is compared with plain allreduce, so name dist_sync_mpi among --modes too."
+                .to_owned(),
         ];
     }
     all
@@ -60,9 +61,9 @@ fn on_the_same_hosts(own: &PredictedRow, shared: &PredictedRow) -> String {
         let [one, two] = [first, other].map(|row| format_size(row.busiest_host_bytes));
         format!("its busiest host moves {two} a step, not {one}")
     } else if other.variant == shared.variant {
-        "it moves as many bytes, but each server takes a message of every worker for every segment".to_owned()
+        "both move the same bytes, but each server takes a message of every worker for every segment".to_owned()
     } else {
-        "it moves as many bytes, but later".to_owned()
+        "both move the same bytes, but it moves them later".to_owned()
     };
     let times = other.step_s / first.step_s;
     let (wins, takes) = match (first.is_at_best, other.is_at_best) {
@@ -90,7 +91,9 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
     let hosts = all.join(", ");
     let at_best = match of_servers.join(", ") {
         none if none.is_empty() => none,
-        hosts => format!(" On {hosts} hosts the fastest are servers, which may be behind: measured ones took longer."),
+        hosts => format!(
+            " On {hosts} hosts the fastest are servers, which may be behind in fact: measured steps took longer."
+        ),
     };
     let ratio = other.step_s / own.step_s;
     let least = if other.is_at_best { "at least " } else { "" };

@@ -130,7 +130,7 @@ fn wrong(fault: &Fault, shape: &JobShape, outcome: &JobOutcome) -> Option<String
         }
         (End::WentOn, Some(ExpectedEnd::Ends)) => unexpected("ends with an error"),
         (End::Ended(_), Some(ExpectedEnd::GoesOn)) => unexpected("goes on"),
-        (End::Ended(_), _) if outcome.said.ranks == 0 && says_why => Some("no rank said why".to_owned()),
+        (End::Ended(_), _) if outcome.said.ranks == 0 && says_why => Some("no rank reported an error".to_owned()),
         _ => match outcome.left {
             0 => outcome.harm.clone(),
             1 => Some("1 process is left".to_owned()),
@@ -207,7 +207,7 @@ mod tests {
         let ranks = JobShape { workers: 3, hosts: 2, ..JobShape::default() };
         let servers = JobShape { servers: 1, ..ranks.clone() };
         let hybrid = JobShape { is_hybrid: true, ..servers.clone() };
-        let silent = Some("no rank said why".to_owned());
+        let silent = Some("no rank reported an error".to_owned());
         for (what, expected) in [
             (FaultKind::Reset(1), [None, silent.clone(), None]),
             (FaultKind::Cut(1, None), [silent.clone(), silent.clone(), silent.clone()]),
