@@ -29,10 +29,10 @@ def say(*words):
 
 
 def orders():
-    """The limit and whether to end, as rank 0 reads them."""
+    """The limit, and True if the job is to end, as rank 0 reads them."""
     found = numpy.zeros(2)
     if job.rank == 0:
-        # In this order: the last limit is written before the end.
+        # The order matters: the last limit is written before the end.
         ends = (folder / "end").exists()
         found[:] = int((folder / "limit").read_text()), ends
     job.broadcast(found, 0, out=found).wait()
@@ -49,7 +49,7 @@ def train(state):
         limit, ends = orders()
         if state.step < limit:
             step = state.step + 1
-            # One rank has the number, and the sum is it.
+            # One rank has the number and the others have 0, so the sum is the number.
             mine = numpy.array([step if step % job.size == job.rank else 0], numpy.float64)
             state.total += job.allreduce(mine).wait()[0]
             state.step = step
