@@ -1,8 +1,8 @@
-"""Trains a small network on Fashion-MNIST with Keras 3 and Horovod's API. The script names Horovod alone.
+"""Trains a small network on Fashion-MNIST with Keras 3 and Horovod's API. The script imports only Horovod.
 
     KERAS_BACKEND=jax mpirun -n 4 --oversubscribe python -m ringpull.horovod examples/horovod/keras_mnist.py
 
-Keras computes by the backend that KERAS_BACKEND names: torch, jax or tensorflow.
+Keras uses the backend that KERAS_BACKEND names: torch, jax or tensorflow.
 """
 
 import argparse

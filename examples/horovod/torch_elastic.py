@@ -1,10 +1,11 @@
-"""Trains the network of torch_mnist.py, and goes on when workers are lost or hosts are added. The script names Horovod alone.
+"""Trains the network of torch_mnist.py, and goes on when workers are lost or hosts are added. The script
+imports only Horovod.
 
     horovodrun -np 4 --min-np 2 --host-discovery-script ./hosts.sh python examples/horovod/torch_elastic.py         # Horovod
     ringpull launch --elastic -n 4 --min-workers 2 -- python -m ringpull.horovod examples/horovod/torch_elastic.py  # ringpull
     ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python -m ringpull.horovod examples/horovod/torch_elastic.py
 
-The last one keeps the processes that are left; it needs Open MPI 5.
+The last command keeps the surviving processes; it needs Open MPI 5.
 """
 
 import argparse

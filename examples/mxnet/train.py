@@ -1,10 +1,12 @@
-"""Trains a network on Fashion-MNIST through any KVStore of MXNet's, and through ours by the name alone.
+"""Trains a network on Fashion-MNIST through any KVStore of MXNet's. To use ours, only the store's name
+changes.
 
     python examples/mxnet/train.py                                                              # one process
     mpirun -n 4 --oversubscribe python -m ringpull.mxnet examples/mxnet/train.py --kv-store dist_sync_mpi       # allreduce
     ringpull launch -n 4 -s 4 -- python examples/mxnet/train.py --kv-store dist_sync            # MXNet's own servers
 
-Every worker takes its share of each batch; gradients are summed over the workers. This program knows nothing of ringpull.
+Every worker takes its share of each batch; gradients are summed over the workers. This program does not
+mention ringpull.
 """
 
 import argparse

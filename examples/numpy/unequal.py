@@ -1,8 +1,10 @@
-"""Logistic regression on ranks that are not equally fast: each gets the share of the batch that lets all end together.
+"""Logistic regression on ranks that are not equally fast. Each rank gets a share of the batch such that all
+ranks end together.
 
     mpirun -n 4 --oversubscribe python examples/numpy/unequal.py --slow 3
 
-Every row takes as long as --row says, on the last rank --slow times as long, as if its processor were slower.
+Every row takes the time of --row. On the last rank it takes --slow times that, as if its processor were
+slower.
 """
 
 import argparse

@@ -4,7 +4,8 @@
     ringpull launch --elastic --min-workers 2 --max-workers 4 --discover-hosts ./hosts.sh -- python examples/torch/elastic.py
     ringpull launch -n 4 -- python examples/torch/elastic.py                            # not elastic: the same training
 
-The batch over all ranks stays the same when their number changes, and so does the learning rate.
+When the number of ranks changes, the batch of all ranks together stays the same, and so does the learning
+rate.
 """
 
 import argparse

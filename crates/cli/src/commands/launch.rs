@@ -33,7 +33,7 @@ use crate::mpirun::Mpirun;
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
-  ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python train.py   goes on in surviving processes
+  ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python train.py   survivors go on
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
 
 A hostfile has one host, host:4 or host slots=4 per line; those of Open MPI, MPICH, PBS and Grid

@@ -68,7 +68,7 @@ Kubernetes:
   manifest  Write Kubernetes manifests of jobs, or check MPIJobs
 
 Develop:
-  differ    Run a command with two kinds of store, and show where and why their values begin to differ
+  differ    Run a command with two kinds of store, and show where and why their values differ
   rehearse  Run a command as a job with faults, and show how the job ends
   lab       Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux)
 
@@ -98,7 +98,7 @@ enum Command {
     Probe(probe::ProbeArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
     Manifest(Box<manifest::ManifestArgs>),
-    /// Run a command with two kinds of store, and show where and why their values begin to differ.
+    /// Run a command with two kinds of store, and show where and why their values differ.
     Differ(differ::DifferArgs),
     /// Run a command as a job with faults, and show how the job ends.
     Rehearse(rehearse::RehearseArgs),

@@ -1,10 +1,12 @@
-"""What the ranks of a simulated elastic job run. It counts: after n steps the total is 1 + 2 + ... + n, whoever was there.
+"""The program of the ranks in a simulated elastic job. It counts: after n steps the total is 1 + 2 + ... + n,
+with any ranks.
 
     elastic.py FOLDER
 
-It takes steps up to the number in FOLDER/limit, and waits there for another number, or ends if FOLDER/end exists. Each step is
-committed. Every fifth one is also in FOLDER/checkpoint, where it begins if no host has a commit. FOLDER/log has a line for
-what happens; FOLDER/beat/GENERATION-RANK is touched while a rank lives.
+It makes steps up to the number in FOLDER/limit. There it waits for another number, or ends if FOLDER/end
+exists. Each step is committed. Every fifth step is also written to FOLDER/checkpoint, from which the job
+begins if no host has a commit. FOLDER/log has a line for each event; FOLDER/beat/GENERATION-RANK is touched
+while a rank is alive.
 """
 
 import json
