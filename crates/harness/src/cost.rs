@@ -13,9 +13,9 @@
 //! of bytes. A host without a server sends and receives `S`, which is never more. With `h` servers on the
 //! busiest host it is `(h (n-1) + k - h)/k S`.
 //!
-//! *Helpers.* With `h` hosts that only reduce, each worker and each helper carries `2 n (n-1) / (n^2 + h n -
-//! 2 h) S`, but a worker at least `S`. With fewer than three workers helpers are of no use
-//! (`ringpull_plan::Links`).
+//! *Helpers.* With `h` hosts that only reduce, each worker and each helper carries
+//! `2 n (n-1) / (n^2 + h n - 2 h) S`, but a worker at least `S`. With fewer than three workers helpers are of
+//! no use (`ringpull_plan::Links`).
 //!
 //! *Rows.* Each worker pushes and pulls `r` bytes of rows of a table of `S` bytes, and all workers together
 //! have `u` bytes of different rows. Servers, also those of `dist_hybrid`, move the bytes above with `S = r`.

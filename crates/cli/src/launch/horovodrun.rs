@@ -1,5 +1,5 @@
-//! Translates the options of `horovodrun`, of MXNet's `launch.py` and of `mpirun` into options of `ringpull
-//! launch`.
+//! Translates the options of `horovodrun`, of MXNet's `launch.py` and of `mpirun` into options of
+//! `ringpull launch`.
 //!
 //! `ringpull launch -np 4 -H host1:2,host2:2 python train.py` starts the same job. Before the command line is
 //! parsed, each of their options that we do not have is replaced by one of ours, by a warning that it has no

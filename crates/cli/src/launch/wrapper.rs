@@ -197,9 +197,9 @@ fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
     Ok(if cause.kind() == ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The name of this process, made from the number that its launcher has set. `rank` gives names such as `rank
-/// 3`. With `helper:WORKERS` the numbers from WORKERS on are helpers. With `role:SERVERS` the first number is
-/// the scheduler, the next are the servers, and the others are the workers.
+/// The name of this process, made from the number that its launcher has set. `rank` gives names such as
+/// `rank 3`. With `helper:WORKERS` the numbers from WORKERS on are helpers. With `role:SERVERS` the first
+/// number is the scheduler, the next are the servers, and the others are the workers.
 fn name_of(name: &str) -> String {
     let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
     let rank = variables.into_iter().find_map(config::text);
