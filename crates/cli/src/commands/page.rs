@@ -28,8 +28,8 @@ fn describe(command: &mut Command, name: &str, page: &mut String) {
 fn the_page_of_commands_has_the_help_of_each() {
     let mut page = String::from(
         "# Commands\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-cli --lib page_of_commands`. -->\n\n\
-         What `ringpull COMMAND --help` prints. Data goes to stdout, everything else to stderr. The exit code is 0\n\
-         for success, 1 for a failure and 2 for an invalid command line.\n",
+         This is the output of `ringpull COMMAND --help`. Data goes to stdout, everything else to stderr. The exit\n\
+         code is 0 for success, 1 for a failure and 2 for an invalid command line.\n",
     );
     describe(&mut Cli::command(), "ringpull", &mut page);
     committed::keep("docs/reference/commands.md", &page);
