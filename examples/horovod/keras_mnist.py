@@ -1,8 +1,8 @@
-"""Trains a small network on Fashion-MNIST with Keras 3 and Horovod's API. The script names Horovod alone.
+"""Trains a small network on Fashion-MNIST with Keras 3 and Horovod's API. The script imports only Horovod.
 
     KERAS_BACKEND=jax mpirun -n 4 --oversubscribe python -m ringpull.horovod examples/horovod/keras_mnist.py
 
-Keras computes by the backend that KERAS_BACKEND names: torch, jax or tensorflow.
+Keras uses the backend that KERAS_BACKEND names: torch, jax or tensorflow.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main():
     keras.utils.set_random_seed(1 + hvd.rank())
     images, labels = fashion_mnist.read("train", options.limit_train, options.data)
     test_images, test_labels = fashion_mnist.read("t10k", options.limit_test, options.data)
-    # As many images on each rank, so that all have as many batches.
+    # Each rank has the same number of images, so all ranks have the same number of batches.
     share = len(labels) // hvd.size() // options.batch * options.batch
     own = slice(hvd.rank(), share * hvd.size(), hvd.size())
 

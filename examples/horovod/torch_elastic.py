@@ -1,10 +1,11 @@
-"""Trains the network of torch_mnist.py, and goes on when workers are lost or hosts are added. The script names Horovod alone.
+"""Trains the network of torch_mnist.py, and goes on when workers are lost or hosts are added. The script
+imports only Horovod.
 
     horovodrun -np 4 --min-np 2 --host-discovery-script ./hosts.sh python examples/horovod/torch_elastic.py         # Horovod
     ringpull launch --elastic -n 4 --min-workers 2 -- python -m ringpull.horovod examples/horovod/torch_elastic.py  # ringpull
     ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python -m ringpull.horovod examples/horovod/torch_elastic.py
 
-The last one keeps the processes that are left; it needs Open MPI 5.
+The last command keeps the surviving processes; it needs Open MPI 5.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def main():
     torch.set_num_threads(1)
     training = data_set("train", options.limit_train, options.data)
     test = data_set("t10k", options.limit_test, options.data)
-    # It gives each rank its part of what no rank has processed in this epoch.
+    # It gives each rank its part of the samples that no rank has processed in this epoch.
     sampler = hvd.elastic.ElasticSampler(training)
     loader = DataLoader(training, batch_size=options.batch, sampler=sampler)
 
@@ -58,7 +59,7 @@ def main():
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
     def fit_the_rate():
-        # The batch of all ranks has changed with their number.
+        # The size of all ranks' batches together has changed with the number of ranks.
         for group in optimizer.param_groups:
             group["lr"] = options.lr * hvd.size()
 

@@ -1,4 +1,4 @@
-"""Trains a small network on Fashion-MNIST with PyTorch and Horovod's API. The script names Horovod alone.
+"""Trains a small network on Fashion-MNIST with PyTorch and Horovod's API. The script imports only Horovod.
 
     horovodrun -np 4 python examples/horovod/torch_mnist.py                                # Horovod
     ringpull launch -n 4 -- python -m ringpull.horovod examples/horovod/torch_mnist.py   # ringpull

@@ -1,10 +1,12 @@
-"""Trains a network on Fashion-MNIST through any KVStore of MXNet's, and through ours by the name alone.
+"""Trains a network on Fashion-MNIST through any KVStore of MXNet's. To use ours, only the store's name
+changes.
 
     python examples/mxnet/train.py                                                              # one process
     mpirun -n 4 --oversubscribe python -m ringpull.mxnet examples/mxnet/train.py --kv-store dist_sync_mpi       # allreduce
     ringpull launch -n 4 -s 4 -- python examples/mxnet/train.py --kv-store dist_sync            # MXNet's own servers
 
-Every worker takes its share of each batch; gradients are summed over the workers. This program knows nothing of ringpull.
+Every worker takes its share of each batch; gradients are summed over the workers. This program does not
+mention ringpull.
 """
 
 import argparse
@@ -117,21 +119,21 @@ def main():
     rank, workers = store.rank, store.num_workers
     images, labels = read_images(options.data, "train", options.limit_train)
     test_images, test_labels = read_images(options.data, "t10k", options.limit_test)
-    # VGG halves its input five times: 32 pixels, of which the border is empty.
+    # VGG halves its input five times, so the images have 32 pixels with an empty border.
     border = ((0, 0), (0, 0), (2, 2), (2, 2)) if options.network in VGG else None
 
     def prepare(some):
         return mx.nd.array(numpy.pad(some, border) if border else some)
 
-    # Ranks begin with different weights; the store gives all of them rank 0's.
+    # Ranks begin with different weights; the store gives all ranks those of rank 0.
     mx.random.seed(options.seed + rank)
     net = build(options.network, options.width)
     net.initialize(mx.init.Xavier())
     net.hybridize()
     net(prepare(images[:1]))
 
-    # The rate falls to 0, so that the last batches do not decide the accuracy. An asynchronous server counts
-    # every worker's pushes.
+    # The learning rate falls to 0, so that the last batches do not decide the accuracy. An asynchronous
+    # server counts the pushes of all workers as updates.
     batches = len(labels) // options.batch * options.epochs
     steps = batches if options.steps is None else min(options.steps, batches)
     counted = workers if options.kv_store.startswith("dist_async") and not options.update_on_worker else 1

@@ -5,7 +5,7 @@
     mpirun -n 4 --oversubscribe python examples/numpy/logistic.py --jax                         # gradients by JAX
     ringpull launch -n 4 -s 2 -- python examples/numpy/logistic.py --kv-store dist_sync         # servers
 
-JAX arrays cannot be written, so they go in as values and the sum comes out in a NumPy array; neither is copied.
+JAX arrays cannot be written, so they are the values, and a NumPy array gets the sum. Neither is copied.
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""Logistic regression on ranks that are not equally fast: each gets the share of the batch that lets all end together.
+"""Logistic regression on ranks that are not equally fast. Each rank gets a share of the batch such that all
+ranks end together.
 
     mpirun -n 4 --oversubscribe python examples/numpy/unequal.py --slow 3
 
-Every row takes as long as --row says, on the last rank --slow times as long, as if its processor were slower.
+Every row takes the time of --row. On the last rank it takes --slow times that, as if its processor were
+slower.
 """
 
 import argparse
@@ -38,12 +40,12 @@ def main():
     weights, alone = numpy.zeros(20), numpy.zeros(20)
     store.init("gradient", numpy.zeros(20, numpy.float32))
     shares = [1.0] * ranks
-    # As fast as the rows can be computed by all together.
+    # The shortest time in which all ranks together can compute the rows.
     possible = options.batch * options.row / (ranks - 1 + 1 / options.slow)
     for phase in "equal", "suggested":
         parts = ringpull.split(options.batch, shares)
         own = parts[rank]
-        # Each rank pushes the mean over its rows, which counts as much as it has rows.
+        # Each rank pushes the mean over its rows. The mean is weighted by the number of rows.
         store.set_shares([part.stop - part.start for part in parts])
         store.barrier()
         began = time.perf_counter()

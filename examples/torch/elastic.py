@@ -4,7 +4,8 @@
     ringpull launch --elastic --min-workers 2 --max-workers 4 --discover-hosts ./hosts.sh -- python examples/torch/elastic.py
     ringpull launch -n 4 -- python examples/torch/elastic.py                            # not elastic: the same training
 
-The batch over all ranks stays the same when their number changes, and so does the learning rate.
+When the number of ranks changes, the batch of all ranks together stays the same, and so does the learning
+rate.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def main():
     test_images, test_labels = read_images(options.data, "t10k", None)
     net = build()
     optimizer = torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9)
-    # The sum over all ranks of losses that each are divided by the whole batch.
+    # Each rank divides its loss by the whole batch, so the sum over all ranks is the mean.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters(), op=hvd.Sum)
 
     @hvd.elastic.run

@@ -1,5 +1,5 @@
-//! candle's CUDA tensors as the store's, without a copy. Built where the CUDA toolkit is, as `net::device`
-//! says; elsewhere only the words remain.
+//! Lends candle's CUDA tensors to the store without a copy. It is built only with the CUDA toolkit; otherwise
+//! there is only an error.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use candle_core::{Result, Tensor};
 
 use ringpull::Devices;
 
-/// `tensor`, of f32 on a GPU and contiguous, as the store's: reading and writing it follows the order of
-/// candle's stream.
+/// Returns `tensor` as a tensor of the store. It must be contiguous, of f32 and on a GPU. The store reads and
+/// writes it in the order of candle's stream.
 #[cfg(candle_cuda)]
 #[allow(unsafe_code)]
 pub(crate) fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
@@ -31,7 +31,7 @@ pub(crate) fn lend(devices: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::
     lent
 }
 
-/// As above, in a build that has no such tensors.
+/// The same function in a build without candle's CUDA: it returns an error.
 #[cfg(not(candle_cuda))]
 pub(crate) fn lend(_: &Arc<Devices>, tensor: &Tensor) -> Result<ringpull::Tensor> {
     candle_core::bail!("a tensor on {:?} in a build without candle's CUDA", tensor.device())

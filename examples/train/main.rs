@@ -36,15 +36,15 @@ fn main() -> std::process::ExitCode {
 
 fn train(options: &Options) -> Outcome<()> {
     notice::to_stderr();
-    // First: in a server's or the scheduler's process this is all there is.
+    // This comes first: a server's or the scheduler's process does nothing else.
     if options.kv_store.parse::<Kind>()?.has_servers() && run_node()? {
         return Ok(());
     }
-    // Sums are ordered, so that the weights are the same bits wherever the ranks run. Without it a job on
-    // several hosts is faster.
+    // Sums are ordered, so that the weights have the same bits wherever the ranks run. Without this setting a
+    // job on several hosts is faster.
     let config = Config::from_env_or(Config { algorithm: AlgorithmChoice::Ordered, ..Config::default() })?;
     let store = create_with(&options.kv_store, &config)?;
-    // The others get the reason why this rank ends, whatever the error was about.
+    // The other ranks get the reason why this rank ends, whatever the error is.
     run(options, &store).inspect_err(|error| store.report_failure(&error.to_string()))
 }
 

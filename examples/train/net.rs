@@ -1,4 +1,4 @@
-//! A small convolutional network on candle, with its weights as the store sees them.
+//! A small convolutional network on candle, with its weights as tensors of the store.
 
 use std::sync::Arc;
 
@@ -26,8 +26,7 @@ const WEIGHTS: [(&str, &[usize]); 6] = [
 pub(crate) struct Net {
     weights: Vec<Var>,
     device: Device,
-    /// The devices on which the store takes tensors, if it works on candle's; otherwise they pass through
-    /// host memory.
+    /// The devices on which the store takes candle's tensors. `None` if tensors go through host memory.
     lent_to: Option<Arc<Devices>>,
 }
 
@@ -39,14 +38,14 @@ pub(crate) fn device(name: &str) -> std::result::Result<Device, String> {
             "this program cannot train on {name}: candle was built without CUDA\n  hint: build it where the CUDA 13 toolkit is, with \
              `RUSTFLAGS='--cfg candle_cuda' cargo build --release --example train --features candle-core/cuda`"
         )),
-        // Candle's usual stream is each thread's own, on which the store's threads cannot wait for candle's
-        // work.
+        // By default each thread of candle has its own stream. With such streams the store's threads could
+        // not wait for candle's work.
         _ => Device::new_cuda_with_stream(0).map_err(|cause| format!("the first GPU cannot be used: {cause}")),
     }
 }
 
 impl Net {
-    /// The weights that follow from `seed`, spread evenly within `1 / sqrt(inputs)`.
+    /// Makes the weights from `seed`, evenly distributed within `1 / sqrt(inputs)` of 0.
     pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed);
         let mut weight = |shape: &[usize]| {
@@ -61,7 +60,7 @@ impl Net {
         Ok(Net { weights, device: device.clone(), lent_to: None })
     }
 
-    /// Lends tensors to a store that works on `devices`, where candle's are on a GPU.
+    /// If candle's tensors are on a GPU, lends them to a store that works on `devices`.
     pub(crate) fn over(self, devices: Option<&Arc<Devices>>) -> Self {
         Net { lent_to: devices.filter(|_| self.device.is_cuda()).cloned(), ..self }
     }
@@ -71,15 +70,15 @@ impl Net {
         WEIGHTS.iter().zip(&self.weights).map(|((name, _), weight)| Ok((*name, self.to_store(weight)?))).collect()
     }
 
-    /// Takes over the weights that the store has written; blocks until they are there.
+    /// Takes over the weights that the store has written. Blocks until they are written.
     pub(crate) fn import(
         &self,
         weights: &[(&str, ringpull::Tensor)],
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         for (weight, (_, tensor)) in self.weights.iter().zip(weights) {
             if tensor.remote().is_some() {
-                // It is the weight's own memory: what candle computes from here on comes after what the store
-                // has queued.
+                // It is the weight's own memory. Candle's work from here on comes after the work that the
+                // store has queued.
                 drop(tensor.read_anywhere()?);
                 continue;
             }
@@ -88,7 +87,7 @@ impl Net {
         Ok(())
     }
 
-    /// The loss summed over `samples`, and how many of them are classified rightly.
+    /// The loss summed over `samples`, and the number of samples that are classified rightly.
     fn forward(&self, data: &Dataset, samples: &[usize]) -> Result<(Tensor, f64)> {
         let [height, width] = data.size;
         let pixels: Vec<f32> =
@@ -141,7 +140,7 @@ impl Net {
         Ok((100.0 * all_right / data.len() as f64, all_loss / data.len() as f64))
     }
 
-    /// The tensor as the store takes it: as it is where the store works on candle's GPU, otherwise a copy in
+    /// The tensor for the store: the tensor itself if the store works on candle's GPU, otherwise a copy in
     /// host memory.
     fn to_store(&self, tensor: &Tensor) -> Result<ringpull::Tensor> {
         match &self.lent_to {

@@ -1,7 +1,7 @@
 //! Checkpoints of a training run: one safetensors file with the weights, the optimizer's states, the step and
 //! the seed.
 //!
-//! The file is replaced atomically, so a run that dies while it saves leaves the earlier checkpoint whole.
+//! The file is replaced atomically. So if a run ends while it saves, the earlier checkpoint stays complete.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -21,7 +21,7 @@ const STATES: &str = "ringpull.optimizer_states";
 pub struct Checkpoint {
     /// The number of steps done.
     pub step: u64,
-    /// The seed the run began with.
+    /// The seed with which the run began.
     pub seed: u64,
     /// The number of workers; older files have none.
     pub workers: Option<usize>,
@@ -29,12 +29,13 @@ pub struct Checkpoint {
     pub weights: BTreeMap<String, Tensor>,
     /// The content of a file of [`KvStore::save_optimizer_states`].
     pub states: Vec<u8>,
-    /// A hash of the file that it was read from, or 0.
+    /// A hash of the file from which the checkpoint was read; 0 if it was not read from a file.
     pub contents: u64,
 }
 
 impl Checkpoint {
-    /// Takes the optimizer's states of these weights from `store`. Blocks until every push is applied.
+    /// Makes a checkpoint of these weights and of their optimizer states in `store`. Blocks until every push
+    /// is applied.
     pub fn take(store: &KvStore, step: u64, seed: u64, weights: BTreeMap<String, Tensor>) -> Result<Self> {
         let folder = states_folder()?;
         let path = folder.path().join("states");
@@ -55,7 +56,7 @@ impl Checkpoint {
         store.load_optimizer_states(&path)
     }
 
-    /// Writes the file. If that fails the earlier one stays.
+    /// Writes the file. If that fails, the earlier file stays.
     pub fn write(&self, path: &Path) -> Result<()> {
         let guards = self
             .weights
@@ -76,7 +77,7 @@ impl Checkpoint {
         replace_file("write the checkpoint", path, &[&bytes])
     }
 
-    /// An error if no file can be written at `path`, before a run has trained for hours.
+    /// Returns an error if no file can be written at `path`. It is called before a run trains for hours.
     pub fn check_place(path: &Path) -> Result<()> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let wrong = |what: String, remedy: String| Err(Error::argument(what, remedy));

@@ -1,8 +1,8 @@
 //! The parts of a training program beside a store, for the examples of this folder.
 //!
-//! - [`training`]: its options, and the store that they ask for;
-//! - [`dataset`]: Fashion-MNIST; [`shard`]: which of it is whose;
-//! - [`checkpoint`], `resume`: files to go on from.
+//! - [`training`]: the program's options, and the store that they select;
+//! - [`dataset`]: Fashion-MNIST; [`shard`]: the division of its images among workers;
+//! - [`checkpoint`], `resume`: files from which a run can resume.
 
 pub mod checkpoint;
 pub mod dataset;

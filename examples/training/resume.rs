@@ -1,8 +1,9 @@
-//! The checkpoint that all ranks resume from, or none.
+//! Finds the checkpoint from which all ranks resume, if there is one.
 //!
 //! Every worker reads the file on its own host. If the folder is not shared, some hosts may have no file, an
-//! older one, or one of another run. Ranks that resumed from different ones would sum gradients of different
-//! batches, or update with different optimizer states. So they compare their files before the first step.
+//! older file, or the file of another run. Ranks that resumed from different files would sum gradients of
+//! different batches, or update with different optimizer states. So they compare their files before the first
+//! step.
 
 use std::path::Path;
 
@@ -10,8 +11,8 @@ use ringpull::{DType, Error, KvStore, Optimizer, Result, Rule, Tensor};
 
 use crate::checkpoint::Checkpoint;
 
-/// The checkpoint at `path`, if every worker has the same one, and `None` if no worker has one, which is an
-/// error if it is `required`. Collective; to be called before the store has its optimizer.
+/// Returns the checkpoint at `path` if every worker has the same one. If no worker has one, returns `None`,
+/// or an error if a checkpoint is `required`. Collective; must be called before the store has its optimizer.
 pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Option<Checkpoint>> {
     let found = if path.exists() { Some(Checkpoint::read(path)?) } else { None };
     let (rank, workers) = (store.rank(), store.num_workers());
@@ -28,7 +29,7 @@ pub(super) fn agreed(store: &KvStore, path: &Path, required: bool) -> Result<Opt
         disagreement(path, &files).map_or(Ok(()), Err)?;
     }
     match found {
-        // Read for its error.
+        // The read fails and gives the error.
         None if required => Checkpoint::read(path).map(Some),
         found => Ok(found),
     }
@@ -51,10 +52,10 @@ fn allreduce(store: &KvStore, key: &str, figures: &[f64]) -> Result<Vec<f64>> {
     sums.to_vec()
 }
 
-/// The bits of a hash that a float holds.
+/// The bits of a hash that an f64 can hold exactly.
 const EXACT: u64 = (1 << 52) - 1;
 
-/// An error if the ranks found different `files`, each of a step and with its contents.
+/// Returns an error if the ranks found different `files`. Each file is its step and the hash of its contents.
 fn disagreement(path: &Path, files: &[Option<(u64, u64)>]) -> Option<Error> {
     if files.iter().all(|file| *file == files[0]) {
         return None;

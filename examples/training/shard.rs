@@ -1,14 +1,15 @@
-//! Divides the samples over the workers: N workers together see the same batches, in the same order, as one
-//! worker alone.
+//! Divides the samples among the workers. N workers together train on the same batches in the same order as
+//! one worker alone.
 
 use std::ops::Range;
 
-/// The share of `rank` of `len` things: contiguous, in rank order, none longer than another by more than one.
+/// The share of `rank` of `len` items. Shares are contiguous and in rank order, and their lengths differ by
+/// at most one.
 pub fn share(len: usize, rank: usize, workers: usize) -> Range<usize> {
     len * rank / workers..len * (rank + 1) / workers
 }
 
-/// The batches of a training run, as every worker computes them for itself.
+/// The batches of a training run. Every worker computes them by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batches {
     /// The number of samples in an epoch.
@@ -20,7 +21,8 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// The number of whole batches in an epoch; samples left over come up in epochs of another order.
+    /// The number of whole batches in an epoch. Remaining samples are used in other epochs, which have
+    /// another order.
     pub fn per_epoch(&self) -> usize {
         self.samples / self.batch
     }
@@ -35,7 +37,7 @@ impl Batches {
         order
     }
 
-    /// The samples of batch `number` of an epoch of this `order` that `rank` trains on.
+    /// The samples on which `rank` trains in batch `number` of an epoch with this `order`.
     pub fn of<'a>(&self, order: &'a [usize], number: usize, rank: usize, workers: usize) -> &'a [usize] {
         let batch = &order[number * self.batch..(number + 1) * self.batch];
         &batch[share(self.batch, rank, workers)]
@@ -61,12 +63,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`; the bias of at most `bound / 2^64` is of no account here.
+    /// A number below `bound`. Its bias of at most `bound / 2^64` does not matter here.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.bits()) * bound as u128) >> 64) as usize
     }
 
-    /// A number at least -1 and less than 1, evenly spread.
+    /// A number of at least -1 and less than 1, evenly distributed.
     pub fn signed_unit(&mut self) -> f32 {
         // 24 bits are exact in f32.
         (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0

@@ -67,7 +67,7 @@ pub struct Options {
     /// Train on the first N images only
     #[arg(long, value_name = "N")]
     pub limit_train: Option<usize>,
-    /// Let the last worker sleep in a step, counted from 1, to see what the others do
+    /// Let the last worker sleep in a step, counted from 1, to see the effect on the others
     #[arg(long, value_name = "STEP:SECONDS")]
     pub late: Option<LateWorker>,
 }
@@ -96,12 +96,12 @@ impl FromStr for LateWorker {
 /// The number of steps in which a learning rate falls. Few, because each invalidates the frozen cycle.
 const STAIRS: u64 = 32;
 
-/// The begin of a run.
+/// The beginning of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
-    /// The steps that were done before.
+    /// The number of steps that were done before.
     pub step: u64,
-    /// The batches, by the seed that the run began with.
+    /// The batches, which follow from the seed with which the run began.
     pub batches: Batches,
 }
 
@@ -127,7 +127,7 @@ impl Options {
         self.steps.unwrap_or((self.epochs * batches.per_epoch()) as u64)
     }
 
-    /// The learning rate of `step`, where `last` is the step after the last.
+    /// The learning rate of `step`. `last` is the number of the step after the last one.
     fn rate_at(&self, step: u64, last: u64) -> f64 {
         if !self.lr_decay {
             return self.lr;
@@ -138,10 +138,10 @@ impl Options {
 
     /// The factor by which each of the `workers` multiplies its gradients before it pushes them.
     ///
-    /// Each is a sum over a worker's images and grows with about the square root of their number. For codes
-    /// of a fixed size it is made so small that few of its elements exceed a code: a residual that grows
-    /// faster than it is sent arrives much too late. The factor is a power of two, so that nothing is
-    /// rounded.
+    /// A gradient is a sum over a worker's images, and grows with about the square root of their number. For
+    /// codes of a fixed size the factor makes gradients so small that few elements exceed a code: a residual
+    /// that grows faster than it is sent arrives much too late. The factor is a power of two, so that nothing
+    /// is rounded.
     pub fn scale(&self, workers: usize) -> Result<f64> {
         let said = match Compression::choice(&self.compression)? {
             Some(Compression::Codec(Codec::TwoBit { threshold })) => f64::from(threshold),
@@ -152,8 +152,8 @@ impl Options {
         Ok(self.gradient_scale.unwrap_or_else(|| (2.0 * said / images.sqrt()).log2().floor().exp2()))
     }
 
-    /// Gives every worker the same first `weights`, those of the checkpoint with `--resume`, and the store
-    /// its optimizer. Rank 0 prints to stderr where it resumes.
+    /// Gives every worker the same first `weights` (with `--resume` those of the checkpoint), and gives the
+    /// store its optimizer. Rank 0 prints to stderr from which step it resumes.
     pub fn begin(
         &self,
         store: &KvStore,
@@ -186,7 +186,7 @@ impl Options {
         Ok(resumed.as_ref().map_or(Start { step: 0, batches }, begun))
     }
 
-    /// An error if `--seed` is not that of the checkpoint, which gives the order of images.
+    /// Returns an error if `--seed` is not the seed of the checkpoint, which determines the order of images.
     fn check_seed(&self, saved: &Checkpoint) -> Result<()> {
         match self.seed {
             Some(seed) if seed != saved.seed => Err(Error::argument(
@@ -197,7 +197,7 @@ impl Options {
         }
     }
 
-    /// To be called before each of the `steps` of this run: gives `optimizer` and the store the step's
+    /// Must be called before each of the `steps` of this run. It gives `optimizer` and the store the step's
     /// learning rate, switches compression on at its step, and lets a `--late` worker sleep.
     pub fn before(&self, store: &KvStore, optimizer: &mut Optimizer, step: u64, steps: &Range<u64>) -> Result<()> {
         match self.late {
@@ -219,7 +219,7 @@ impl Options {
         }
     }
 
-    /// Rank 0 saves `weights` after `step` with `--checkpoint`.
+    /// With `--checkpoint`, rank 0 saves `weights` after `step`.
     pub fn save(&self, store: &KvStore, step: u64, seed: u64, weights: &[(&str, Tensor)]) -> Result<()> {
         let Some(path) = self.checkpoint.as_ref().filter(|_| store.rank() == 0) else { return Ok(()) };
         let on_host = |weight: &Tensor| match store.devices().filter(|_| weight.remote().is_some()) {
@@ -242,13 +242,13 @@ fn goes_on_from(saved: &Checkpoint, per_epoch: u64, workers: usize) -> String {
     format!("step {step} (epoch {}), seed {seed}, {by}", step / per_epoch.max(1) + 1)
 }
 
-/// Waits for every worker, then hashes the store's `weights`: equal bits, equal hashes.
+/// Waits for every worker, then hashes the store's `weights`. Weights with the same bits have the same hash.
 pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
     store.wait_all()?;
     store.barrier()?;
     let mut hash = Xxh3::new();
     for (name, weight) in weights {
-        // The weight itself may be on a device.
+        // The value is read into host memory, because the weight itself may be on a device.
         let value = Tensor::zeros(weight.dtype(), weight.shape());
         store.pull(*name, std::slice::from_ref(&value), 0)?;
         hash.update(value.read()?.bytes());
@@ -256,8 +256,8 @@ pub fn hash(store: &KvStore, weights: &[(&str, Tensor)]) -> Result<u64> {
     Ok(hash.digest())
 }
 
-/// Lets this process compute on its share of the cores; otherwise each worker of a host would use all of
-/// them. `RAYON_NUM_THREADS` overrides it.
+/// Lets this process compute on its share of the cores. Without this call each worker of a host would use all
+/// cores. `RAYON_NUM_THREADS` overrides it.
 pub fn share_cores() -> Result<()> {
     let built = rayon::ThreadPoolBuilder::new().num_threads(config::threads()).build_global();
     built.map_err(|cause| {
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!((rates[0], rates[19], rates[20], rates[639]), (0.5, 0.5, 0.5 * 31.0 / 32.0, 0.5 / 32.0));
         assert_eq!(rates.windows(2).filter(|pair| pair[0] > pair[1]).count(), 31);
         assert!((0..3).all(|step| stays.rate_at(step, 3) == 0.5 && falls.rate_at(step, 3) > 0.0));
-        // A run that goes on behind its end does not learn backwards.
+        // In a run that goes on beyond its last step, the rate is not negative.
         assert_eq!(falls.rate_at(700, 640), 0.5 / 32.0);
     }
 

@@ -292,7 +292,7 @@ fn the_page_of_errors_has_each_with_its_text_and_what_to_do() {
 
 #[test]
 fn the_page_of_variables_has_a_section_for_each() {
-    const ALIKE: &str = "Ranks of `dist_sync_mpi` that do not have it alike are an error at the start";
+    const ALIKE: &str = "If ranks of `dist_sync_mpi` have different values, every rank gets an error at the start";
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/variables.md");
     let page = std::fs::read_to_string(page).unwrap();
     let (_, sections) = page.split_once("\n## ").unwrap();

@@ -1,8 +1,8 @@
 //! Runs a child process to its end, and detects an `mpirun` on this host that outlives its ranks.
 //!
-//! Open MPI 4.1's `mpirun` can hang for ever when ranks end while it ends the job: all its children are gone.
-//! Only ranks of this host are its children all the time; the agents that start ranks on other hosts leave
-//! it. If the kernel does not list a process's children, nothing is detected.
+//! Open MPI 4.1's `mpirun` can hang for ever, without any children, if ranks end while it ends the job. Only
+//! the ranks of this host stay its children; the agents that start ranks on other hosts do not. If the kernel
+//! does not list a process's children, no hang is detected.
 
 use std::io::ErrorKind;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -21,7 +21,8 @@ pub(crate) struct ChildEnd {
     pub(crate) stderr: String,
 }
 
-/// Runs `command`, named `what` in errors, to its end, or until `is_over` says so, which gets its process id.
+/// Runs `command`, named `what` in errors, to its end, or until `is_over` returns true. `is_over` gets the
+/// process id.
 pub(crate) fn run(command: &mut Command, what: &str, mut is_over: impl FnMut(u32) -> bool) -> Result<ChildEnd> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|cause| Error::io("run", what, &cause))?;
@@ -42,8 +43,8 @@ fn read_all(mut from: impl std::io::Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Waits for `child`, named `what` in errors, and kills it when `is_over` says so. How it ended, and whether
-/// it was killed.
+/// Waits for `child`, named `what` in errors, and kills it when `is_over` returns true. Returns its exit
+/// status, and true if it was killed.
 pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> bool) -> Result<(ExitStatus, bool)> {
     let failed = |cause: std::io::Error| Error::io("wait for", what, &cause);
     loop {
@@ -60,13 +61,13 @@ pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> b
 
 /// The time for which a process may have no children before it counts as one that will not end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// The interval at which its children are listed.
+/// The interval at which the `mpirun`'s children are listed.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Detects that an `mpirun` has outlived its ranks.
 #[derive(Debug)]
 pub(crate) struct Childless {
-    /// `None`: its children mean nothing.
+    /// The process to watch. `None` if its children do not show whether it hangs.
     pid: Option<u32>,
     /// True if the process is not the `mpirun`, but has started it.
     is_above: bool,
@@ -87,8 +88,8 @@ impl Childless {
         Childless { is_above: true, ..Childless::watch(pid, hosts) }
     }
 
-    /// Returns true if the process has had children, and then none for [`PATIENCE`]. To be polled; does not
-    /// block.
+    /// Returns true if the process has had children, and then none for [`PATIENCE`]. It must be polled, and
+    /// does not block.
     pub(crate) fn is_stuck(&mut self) -> bool {
         let Some(pid) = self.pid else { return false };
         let now = Instant::now();
@@ -97,7 +98,7 @@ impl Childless {
         }
         self.asked = Some(now);
         let has_children = match children(pid) {
-            // It has not started the `mpirun` yet.
+            // The process has not started the `mpirun` yet.
             Some(below) if self.is_above && below.is_empty() => return false,
             Some(below) if self.is_above => below.into_iter().any(|mpirun| has_children(mpirun) != Some(false)),
             found => found.is_none_or(|found| !found.is_empty()),
@@ -112,12 +113,12 @@ impl Childless {
     }
 }
 
-/// Returns true if any child of the process still runs; `None` if the kernel does not say.
+/// Returns true if any child of the process still runs. Returns `None` if the kernel does not list children.
 fn has_children(pid: u32) -> Option<bool> {
     children(pid).map(|found| !found.is_empty())
 }
 
-/// The children of the process that still run; `None` if the kernel does not say.
+/// The children of the process that still run. `None` if the kernel does not list children.
 fn children(pid: u32) -> Option<Vec<u32>> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut found = Vec::new();
@@ -165,7 +166,7 @@ mod tests {
             println!("skipped: this kernel does not list a process's children");
             return;
         }
-        // A shell with one child, which ends when its input does.
+        // A shell with one child, which ends when its input ends.
         let mut shell =
             Command::new("sh").args(["-c", "cat; read _ < /dev/zero"]).stdin(Stdio::piped()).spawn().unwrap();
         let pid = shell.id();

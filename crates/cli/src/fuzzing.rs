@@ -1,5 +1,5 @@
-//! Reads files and answers that commands read, for the fuzz targets of fuzz/. Each function takes any input,
-//! and panics if a reader does not hold a promise.
+//! Reads the files and answers that commands read, for the fuzz targets of fuzz/. Each function takes any
+//! input, and panics if a reader breaks a promise.
 
 use ringpull_base::timeline::trace::Trace;
 use ringpull_base::{Error, Kind};
@@ -31,7 +31,7 @@ pub fn timelines(text: &str) {
     assert!(!words::render(&account(&merged)).is_empty());
 }
 
-/// Results of an earlier `compare`, and what a job prints.
+/// Results of an earlier `compare`, and the output of a job.
 pub fn results(text: &str) {
     if let Ok(results) = serde_json::from_str::<Comparison>(text) {
         drop(compare::report::render(&results));
@@ -43,7 +43,7 @@ pub fn results(text: &str) {
     drop(Record::parse_list("a job", text));
 }
 
-/// The answers of hosts to the launcher of an elastic job, and what `mpirun` says of its ranks.
+/// The answers of hosts to the launcher of an elastic job, and the messages of `mpirun` about its ranks.
 pub fn elastic(text: &str) {
     fuzz_answer(text.as_bytes());
     fuzz_lost(text);
@@ -54,7 +54,7 @@ pub fn hosts(text: &str) {
     hostfile::fuzz(text);
 }
 
-/// A file of faults: what is read can be told apart from what is not.
+/// A file of faults: it is either read or an error.
 pub fn faults(text: &str) {
     for fault in fault::read(text).unwrap_or_default() {
         assert!(!fault.to_string().is_empty() && fault.host() != Some(0));

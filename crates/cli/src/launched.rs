@@ -33,12 +33,12 @@ use ringpull_lab::hosts::Lab;
 /// The hosts of the jobs.
 #[derive(Debug, Clone)]
 pub(crate) enum Testbed {
-    /// Emulated hosts, which are made and removed: those of the shape for workers, and more for dedicated
-    /// servers.
+    /// Emulated hosts, which are created and removed: the hosts of this shape for workers, and more hosts for
+    /// dedicated servers.
     Lab(Shape),
     /// The hosts of this file, the last of them for dedicated servers.
     Hostfile(PathBuf),
-    /// This machine without shaped links, for this many workers.
+    /// This machine without shaped links, for this number of workers.
     Local(usize),
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum Testbed {
 const JOB_LIMIT: Duration = Duration::from_secs(300);
 /// MPICH's launcher, beside that of another MPI.
 const MPICH: &str = "mpirun.mpich";
-/// How much of a failed job's output goes into the report.
+/// The number of lines of a failed job's output that the report has.
 const LAST_LINES: usize = 12;
 
 /// Hosts that are ready, and the program that runs on them.
@@ -59,14 +59,14 @@ pub(crate) struct Launched {
     program: PathBuf,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND` of jobs with servers.
     bigarray_bound: Option<usize>,
-    /// The cluster file of emulated hosts, once a job was to go by it.
+    /// The cluster file of emulated hosts, after the first job that needs it.
     cluster: Option<NamedTempFile>,
-    /// After Ctrl-C no further job starts, and the hosts are removed in order.
+    /// With it no further job starts after Ctrl-C, and the hosts are removed properly.
     interrupt: Interrupt,
 }
 
 impl Launched {
-    /// Makes or checks the workers' hosts and `extra` ones for dedicated servers.
+    /// Creates or checks the workers' hosts and `extra` hosts for dedicated servers.
     pub(crate) fn start(testbed: Testbed, extra: usize) -> Result<Self> {
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
         let interrupt = Interrupt::watch()?;
@@ -99,7 +99,7 @@ impl Launched {
         Ok(Launched { workers, hosts, lab, program, bigarray_bound: None, cluster: None, interrupt })
     }
 
-    /// The same, for models whose tensors are scaled.
+    /// Returns the testbed for models with scaled tensors.
     pub(crate) fn scaled(mut self, scale: f64) -> Result<Self> {
         self.bigarray_bound = Some(layers::bigarray_bound(scale)?);
         Ok(self)
@@ -123,7 +123,7 @@ impl Launched {
         self.hosts[0] != Host::Local
     }
 
-    /// Returns true if the jobs run on other machines than this one.
+    /// Returns true if the jobs run on machines other than this one.
     pub(crate) fn has_remote_hosts(&self) -> bool {
         matches!(self.hosts[0], Host::Ssh(_))
     }
@@ -132,7 +132,7 @@ impl Launched {
         self.workers
     }
 
-    /// Measures the network of all hosts by a job with a rank on each.
+    /// Measures the network of all hosts by a job with one rank on each host.
     pub(crate) fn probe(&self) -> Result<Cluster> {
         let command = vec![self.program.clone().into(), "probe".into(), "--out=-".into()];
         let ranks = Ranks { count: self.hosts.len(), command, env: Vec::new() };
@@ -141,8 +141,9 @@ impl Launched {
         Cluster::parse(&printed).map_err(|cause| failed(&cause, &printed))
     }
 
-    /// The variable by which jobs on emulated hosts go by their links, which are measured once: emulated
-    /// hosts are new ones each time, and no file knows them. A file that the user names comes before that.
+    /// The variable with the cluster file of emulated hosts. Their links are measured once in each
+    /// comparison, because emulated hosts are new each time and no file has them. If the user names a file,
+    /// it is used instead.
     fn cluster_file(&mut self) -> Result<Option<(String, String)>> {
         const CLUSTER: &str = "RINGPULL_CLUSTER";
         if self.lab.is_none() || self.hosts.len() < 2 || config::text(CLUSTER).is_some() {
@@ -163,7 +164,7 @@ impl Launched {
         let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let kind = variant.mode.kind().name();
         let mut words = match &job.work {
-            // Nobody waits for a rank: what waiting costs the processor is not part of a comparison.
+            // Waiting is 0: the processor time of waiting ranks is not part of a comparison.
             _ if variant.peer.is_some() => owned(&["allreduce", "--algorithm=native", "--waiting=0"]),
             Work::Buffers(_) => owned(&["allreduce", "--algorithm=auto", "--waiting=0"]),
             Work::Keys { named, .. } | Work::Rows { named, .. } => {
@@ -185,7 +186,7 @@ impl Launched {
         words
     }
 
-    /// Runs a job of `workers` with servers to its end; what its first worker printed.
+    /// Runs a job of `workers` with servers to its end. Returns the records that a worker printed.
     fn with_servers(
         &self,
         workers: usize,
@@ -208,13 +209,13 @@ impl Launched {
             let failed_one = end.processes.iter().find(|process| process.code != 0);
             return Err(failed(&end.failure, failed_one.map_or("", |process| &process.stderr)));
         }
-        // Any of them may be the one that prints records, and what they load may print something too.
+        // Any worker may be the one that prints records, and libraries may print something too.
         let workers = end.processes.iter().filter(|process| process.role == Role::Worker);
         Ok(workers.map(|process| &process.stdout[..]).collect::<Vec<_>>().join("\n"))
     }
 
-    /// The variables by which ranks that do not use MPI find each other, as PyTorch names them, and the port
-    /// on the first worker's host, which is claimed while this value lives.
+    /// The variables by which ranks without MPI find each other, with PyTorch's names, and the port on the
+    /// first worker's host. The port is claimed while the returned value lives.
     fn meeting_point(&self) -> Result<(Vec<(String, String)>, Port)> {
         let root = self.hosts[0].address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let name = match &self.hosts[0] {
@@ -226,8 +227,8 @@ impl Launched {
         Ok((variables.map(|(variable, value)| (variable.to_owned(), value)).to_vec(), port))
     }
 
-    /// Runs one MPI job on the first hosts, and its helpers on those after the workers', to its end; what it
-    /// printed, and its error if it failed.
+    /// Runs one MPI job to its end: workers on the first hosts, helpers on the hosts after them. Returns the
+    /// output of the job, and its error if it failed.
     fn mpi_job(&self, mpirun: &Mpirun, mut ranks: Ranks, helpers: usize) -> Result<(String, Option<Error>)> {
         let hosts = [&self.hosts[..ranks.count], &self.hosts[self.workers..][..helpers]].concat();
         let (meeting_point, _port) = self.meeting_point()?;
@@ -260,7 +261,7 @@ impl JobRunner for Launched {
         variant.peer.and_then(peers::missing)
     }
 
-    /// Of the machine that starts the jobs, also with a hostfile.
+    /// The processor time of the machine that starts the jobs, also with a hostfile.
     fn processor_time(&mut self) -> Option<ProcessorTime> {
         ProcessorTime::read()
     }
@@ -305,8 +306,7 @@ impl JobRunner for Launched {
         if variant.on_mpich
             && let Ok(records) = Record::parse_list(&name, &printed)
         {
-            // All samples were verified before MPI_Finalize, which hangs now and then with Debian's MPICH
-            // 4.0.
+            // All samples were verified before MPI_Finalize. With Debian's MPICH 4.0 it sometimes hangs.
             tracing::debug!(?fault, "the job of MPICH ended after its records");
             return Ok(records);
         }

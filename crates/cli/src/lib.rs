@@ -3,8 +3,9 @@
 //! - [`commands`]: the command line, a file for each subcommand;
 //! - [`mpirun`]: the command that starts MPI ranks; `child`: runs it to its end; `launch`: jobs of a
 //!   scheduler, servers and workers; `launched`: starts the jobs of a comparison;
-//! - `machine`: what this machine can do; `doctor`, `gpu_check`: what would stop a job from running on it;
-//! - `timeline`: merges the ranks' timelines, and accounts for each step's time.
+//! - `machine`: the abilities of this machine; `doctor`, `gpu_check`: find what would stop a job from running
+//!   on it;
+//! - `timeline`: merges the ranks' timelines, and divides each step's time into parts.
 //!
 //! The measuring ranks, rounds and reports are in `ringpull-harness`. Emulated hosts, faults, recorded jobs and
 //! predictions are in `ringpull-lab`.

@@ -20,10 +20,10 @@ pub(crate) struct Machine {
     pub kinds: String,
     /// The MPI library that this program uses; `None` if it finds none.
     pub mpi_library: Option<String>,
-    /// Why it finds none, and what helps.
+    /// The reason why it finds none, and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mpi_missing: Option<(String, String)>,
-    /// The first line of the version of the `mpirun` that is found first.
+    /// The first line that the first `mpirun` found prints as its version.
     pub mpirun: Option<String>,
     /// True if this program's MPI library can go on without a lost rank.
     #[serde(default)]
@@ -32,9 +32,9 @@ pub(crate) struct Machine {
     #[serde(flatten)]
     pub hardware: Hardware,
     pub kernel: String,
-    /// Why there can be no emulated hosts here; `None` if there can.
+    /// The reason why this machine cannot emulate hosts; `None` if it can.
     pub lab_lacks: Option<String>,
-    /// Where Fashion-MNIST is, `None` if it is not installed.
+    /// The folder of Fashion-MNIST; `None` if it is not installed.
     pub dataset: Option<String>,
     /// GPUs, and the libraries that they need.
     pub devices: ringpull_device::Survey,
@@ -60,7 +60,7 @@ impl Machine {
         }
     }
 
-    /// The way in which a job goes on that has lost ranks.
+    /// The way in which a job goes on after it has lost ranks, in words.
     pub(crate) fn elastic(&self) -> String {
         let Some(mpirun) = &self.mpirun else { return "no: there is no mpirun".to_owned() };
         let by_restart = "by starting again from memory (ringpull launch --elastic)";
@@ -113,7 +113,7 @@ fn no_mpi(missing: Option<&(String, String)>) -> String {
     missing.map_or("none".to_owned(), |(reason, remedy)| format!("none: {reason} (hint: {remedy})"))
 }
 
-/// The MPI library of this process, or why there is none and what helps.
+/// The MPI library of this process. If there is none, the error has the reason and the remedy.
 fn mpi_library() -> std::result::Result<String, (String, String)> {
     ringpull_allreduce::transport::mpi_library().map_err(|error| match error {
         Error::KindUnavailable { reason, remedy, .. } => (reason, remedy),

@@ -2,15 +2,15 @@
 //! MPI or with MPICH and its relatives. Rank i runs on host i modulo the number of hosts.
 //!
 //! Host names and options are arguments of `mpirun`, and the ranks get their variables through `env`, which
-//! works with every `mpirun`. The job's secret, and variables that have their value from this process's
-//! environment, are passed by name, since every user of a host can read its processes' arguments. Ranks on
-//! hosts that ssh reaches get the user's environment that way (`launch/environment.rs`).
+//! works with every `mpirun`. The job's secret, and variables with the value of this process's environment,
+//! are passed by name, because every user of a host can read the arguments of its processes. In this way
+//! ranks on hosts that ssh reaches get the user's environment (`launch/environment.rs`).
 //!
-//! What `mpirun` makes of a name is not what the user means by it: it cuts off domains, it takes what is
-//! before the first colon for the host, it knows neither users nor ports, and it runs ranks here if it takes
-//! a name for one of this host. So names are kept whole, hosts that it would not understand get an address
-//! that nobody has, which the script in ssh's place translates, and that script refuses any other name. Each
-//! rank checks that it shares its host with no more ranks than the list says.
+//! `mpirun` does not read names as the user means them. It cuts off domains, and takes the text before the
+//! first colon as the host. It knows neither users nor ports, and runs ranks on this host if it takes a name
+//! as one of this host. So names are kept whole. A host that `mpirun` would not understand gets an unused
+//! address, which our script in place of ssh translates; the script refuses any other name. Each rank checks
+//! that its host has no more ranks than the list says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -46,7 +46,7 @@ pub enum Flavour {
 pub struct Mpirun {
     program: String,
     flavour: Flavour,
-    /// True if its jobs go on when a rank's process is gone.
+    /// True if its jobs go on after the loss of a rank's process.
     survives_losses: bool,
 }
 
@@ -61,8 +61,8 @@ pub struct Ranks {
     pub env: Vec<(String, String)>,
 }
 
-/// A command ready to start. It must outlive the run: the script that reaches the hosts is removed with it.
-/// It has no `Debug`, since its environment contains the job's secret.
+/// A command that is ready to start. It must live until the end of the run: dropping it removes the script
+/// that reaches the hosts. The type has no `Debug`, because the environment contains the job's secret.
 pub struct MpiCommand {
     /// `mpirun` with its arguments and environment.
     pub command: Command,
@@ -101,12 +101,13 @@ impl Mpirun {
         Ok(Mpirun { program: program.to_owned(), flavour, survives_losses: false })
     }
 
-    /// The same for jobs that go on when a rank's process is gone, if it is of a family that can do that.
+    /// The `mpirun` for jobs that go on after the loss of a rank's process. `None` if its family cannot do
+    /// that.
     pub fn surviving_losses(self) -> Option<Self> {
         (self.flavour == Flavour::OpenMpi5).then_some(Mpirun { survives_losses: true, ..self })
     }
 
-    /// The name by which it was called.
+    /// The name of the program.
     pub fn program(&self) -> &str {
         &self.program
     }
@@ -121,7 +122,7 @@ impl Mpirun {
         self.command_of_parts(hosts, &[ranks])
     }
 
-    /// The command that runs several programs as one world, in this order of ranks.
+    /// The command that runs several programs as one job, with ranks in this order.
     pub fn command_of_parts(&self, hosts: &[Host], parts: &[Ranks]) -> Result<MpiCommand> {
         if let Some(Host::Lab(first)) = hosts.first() {
             let names: Vec<String> = hosts.iter().map(Host::to_string).collect();
@@ -168,7 +169,7 @@ impl Mpirun {
             command.arg("-genvlist").arg(all.into_iter().collect::<Vec<_>>().join(","));
         }
         if self.flavour == Flavour::Mpich && !on.is_empty() {
-            // Hydra takes one list for all programs, goes round it, and starts a proxy for each item.
+            // Hydra takes one list for all programs, uses it round robin, and starts a proxy for each item.
             let distinct = if goes_round(&on) { with_counts(&on).split(',').count() } else { on.len() };
             command.args(["-hosts", &on[..distinct].join(",")]);
         }
@@ -212,11 +213,11 @@ impl Mpirun {
 
     fn add_options(&self, command: &mut Command, reach: Reach, agent: Option<&Path>, is_in_order: bool) {
         let network = (reach == Reach::Lab).then_some(lab::NETWORK);
-        // Open MPI asks for the shell of the first host, for which the script of `ssh_agent` has an answer.
+        // Open MPI asks the first host for its shell. The script of `ssh_agent` answers this question.
         let asks = if reach == Reach::Ssh { "0" } else { "1" };
         let agent = agent.map(|agent| agent.display().to_string());
-        // By a shell, as the file may be where none can be executed. Open MPI's daemons on other hosts look
-        // for the agent too, and crash without one: they have a shell.
+        // A shell runs the file, because it may be in a folder without execution. Open MPI's daemons on other
+        // hosts look for the agent too and crash without one; they find a shell.
         let agents = agent.as_ref().map(|agent| format!("sh {agent}"));
         if agent.is_some() {
             command.env("OMPI_MCA_orte_keep_fqdn_hostnames", "1").env("PRTE_MCA_prte_keep_fqdn_hostnames", "1");
@@ -273,8 +274,8 @@ impl Mpirun {
     }
 }
 
-/// Divides variables, of which the last of a name counts, into the names of those that have their values from
-/// this process's environment, and the others.
+/// Divides variables into two groups: the names of those that have the value of this process's environment,
+/// and the other variables. If a name occurs twice, the last value counts.
 pub fn by_name_and_value(env: &[(String, String)]) -> (Vec<&str>, Vec<&(String, String)>) {
     let counts = |(at, (name, _)): &(usize, &(String, String))| env[at + 1..].iter().all(|(later, _)| later != name);
     let set = env.iter().enumerate().filter(counts).map(|(_, variable)| variable);
@@ -282,7 +283,7 @@ pub fn by_name_and_value(env: &[(String, String)]) -> (Vec<&str>, Vec<&(String, 
     (by_name.into_iter().map(|(name, _)| &name[..]).collect(), given)
 }
 
-/// The family of an `mpirun` that calls its version so.
+/// The family of an `mpirun` that prints this version.
 pub(crate) fn flavour_of(version: &str) -> Option<Flavour> {
     if version.contains("HYDRA") || version.contains("Hydra") || version.contains("Intel(R) MPI") {
         return Some(Flavour::Mpich);
@@ -293,8 +294,8 @@ pub(crate) fn flavour_of(version: &str) -> Option<Flavour> {
     Some(if major >= 5 { Flavour::OpenMpi5 } else { Flavour::OpenMpi })
 }
 
-/// The error of a program that does not say which MPI it is of: with its own words, such as those of an Open
-/// MPI that finds no home folder.
+/// The error if a program does not report its MPI. It contains the program's own message, for example that of
+/// an Open MPI without a home folder.
 fn not_known(program: &str, output: &Output) -> Error {
     let words = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes).into_owned();
@@ -321,8 +322,9 @@ enum Reach {
     Ssh,
 }
 
-/// The name by which `mpirun` gets each host. One of this host that ssh is to reach, one with colons, and one
-/// of several with the same name are an address that nobody has: 240.0.0.1 for the first host.
+/// The name of each host for `mpirun`. In three cases it is an unused address, such as 240.0.0.1 for the
+/// first host: if it is a name of this host and ssh is to reach it, if it has colons, or if several hosts
+/// have the same name.
 fn names_of(hosts: &[Host]) -> Vec<String> {
     let mut distinct: Vec<&SshHost> = Vec::new();
     let name_of = |host| {
@@ -341,15 +343,15 @@ fn names_of(hosts: &[Host]) -> Vec<String> {
     hosts.iter().map(name_of).collect()
 }
 
-/// Returns true if these are hosts in turn: Open MPI goes round the hosts of a program, whatever their slots
-/// are. Otherwise it takes them in order, and version 5 gives ranks a wrong `OMPI_COMM_WORLD_LOCAL_SIZE`
-/// then.
+/// Returns true if ranks are on these hosts in turn. Then Open MPI uses the hosts of a program round robin,
+/// whatever their slots are. Otherwise it takes the hosts in order, and version 5 then gives ranks a wrong
+/// `OMPI_COMM_WORLD_LOCAL_SIZE`.
 fn goes_round(on: &[&str]) -> bool {
     let hosts = (1..on.len()).find(|at| on[..*at].contains(&on[*at])).unwrap_or(on.len());
     (hosts..on.len()).all(|at| on[at] == on[at % hosts])
 }
 
-/// These hosts of consecutive ranks, each with the number of its ranks.
+/// The hosts of consecutive ranks as a list, each with the number of its ranks.
 fn with_counts(on: &[&str]) -> String {
     let mut distinct: Vec<(&str, usize)> = Vec::new();
     for name in on {
@@ -372,12 +374,12 @@ fn earlier(on: &[&str]) -> String {
     earlier.collect::<Vec<_>>().join(",")
 }
 
-/// This host, among others.
+/// The name of this host in a list of hosts.
 const HERE: &str = "localhost";
 
-/// Begins a rank: puts the launcher's `PATH`, which is `$1`, and `LD_LIBRARY_PATH`, which is `$2`, before
-/// those of its host, and fails if more ranks before it are on its host than the list of hosts has there:
-/// `$0` has their number for each rank.
+/// The script that begins a rank. It puts the launcher's `PATH` (`$1`) and `LD_LIBRARY_PATH` (`$2`) before
+/// those of the rank's host. It fails if the host has more earlier ranks than the list of hosts allows; `$0`
+/// has this number for each rank.
 const ON_HOST: &str = r#"rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} here=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-0}}
 wanted=$(echo "$0" | cut -d , -f $((rank + 1)))
 if [ "$here" -gt "${wanted:-$here}" ]; then
@@ -393,7 +395,7 @@ unset here rank wanted
 shift 2
 exec "$@""#;
 
-/// Called as `agent [options] hI words...` in place of ssh.
+/// The script in place of ssh for emulated hosts, called as `agent [options] hI words...`.
 const LAB_AGENT: &str = r#"#!/bin/sh
 { set +x; } 2>/dev/null
 while :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done
@@ -402,8 +404,9 @@ shift
 exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$*"
 "#;
 
-/// Called in ssh's place, too. Whatever the login shell of a host is, it starts sh, which reads the command;
-/// so Open MPI, which writes its command for the shell of the host and asks which that is, is told of sh.
+/// The script in place of ssh for other hosts. Whatever the login shell of a host is, it starts sh, which
+/// reads the command. Open MPI writes its command for the host's shell and asks which shell it is; the answer
+/// is sh.
 fn ssh_agent(hosts: &[Host], names: &[String]) -> String {
     let of_host = |(host, name): (&Host, &String)| {
         let Host::Ssh(host) = host else { return None };
@@ -427,13 +430,13 @@ shift
     .concat()
 }
 
-/// Returns true if the file is where files can be executed.
+/// Returns true if the file is in a folder in which files can be executed.
 fn can_execute(path: &str) -> bool {
     rustix::fs::statvfs(path).is_ok_and(|found| !found.f_flag.contains(StatVfsMountFlags::NOEXEC))
 }
 
 fn write_agent(text: &str) -> Result<TempDir> {
-    // Launchers split what they are given at blanks and colons.
+    // Launchers split such paths at blanks and colons.
     let base = Some(std::env::temp_dir()).filter(|base| !base.to_string_lossy().contains([' ', '\t', '\n', ':']));
     let folder = temporary_folder("ringpull-", &base.unwrap_or_else(|| "/tmp".into()))
         .map_err(|cause| Error::io("create", "a temporary folder", &cause))?;

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use ringpull_processes::{Processes, has_mpi};
 
-/// Three layers, of which the last holds most bytes and the first takes most time.
+/// Three layers. The last has the most bytes, and the first takes the most time.
 const MODEL: &str = "conv_weight 16x3x3 900\nconv_bias 16 0\nfc_weight 100x200 90\nhead_weight 10x100 10\n";
 
 const BINARY: &str = env!("CARGO_BIN_EXE_ringpull");
@@ -25,21 +25,21 @@ fn bench<'a>(model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&words[..], &["--warmup", "1", "--format", "json"], more].concat()
 }
 
-/// Starts a process or a launcher, which must succeed in time.
+/// Starts a process or a launcher, which must succeed within the time limit.
 fn succeed(processes: &mut Processes, command: &mut Command) {
     processes.start("started", command);
     let in_time = processes.ends_by(Instant::now() + Duration::from_secs(120));
     assert!(in_time && processes.succeeded(), "in time: {in_time}\n{processes}");
 }
 
-/// Runs one process to the end; its stdout.
+/// Runs one process to its end and returns its stdout.
 fn output(command: &mut Command) -> String {
     let mut processes = Processes::new();
     succeed(&mut processes, command);
     processes.written("started").out
 }
 
-/// The one record that was printed.
+/// Checks and returns the only printed record.
 fn checked(printed: &str, mode: &str) -> Value {
     let records: Vec<Value> = serde_json::from_str(printed).unwrap();
     let [record] = &records[..] else { panic!("{} records", records.len()) };
@@ -56,7 +56,7 @@ fn checked(printed: &str, mode: &str) -> Value {
     record.clone()
 }
 
-/// The categories of a timeline's events, and the names of one of them.
+/// The categories of a timeline's events, and the names of the events in the category `wanted`.
 fn spans(file: &Path, wanted: &str) -> (Vec<String>, Vec<String>) {
     let text = std::fs::read_to_string(file).unwrap_or_else(|cause| panic!("{}: {cause}", file.display()));
     let value: Value = serde_json::from_str(&text).unwrap();

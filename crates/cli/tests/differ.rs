@@ -1,4 +1,5 @@
-//! `ringpull differ`: kinds that give the same bits, sums in another order, and a program that is to blame.
+//! `ringpull differ`: kinds that give the same bits, sums in another order, and a program that causes the
+//! difference.
 
 use std::process::{Command, Output};
 
@@ -6,7 +7,7 @@ use serde_json::Value;
 
 use ringpull_processes::{example, has_mpi};
 
-/// Compares three workers; the output, and what JSON says of it.
+/// Compares jobs of three workers. Returns the output, and the JSON result.
 fn differ(options: &[&str], variables: &[(&str, &str)], command: &[&str]) -> (Output, Value) {
     let folder = tempfile::tempdir().unwrap();
     let mut differ = Command::new(env!("CARGO_BIN_EXE_ringpull"));

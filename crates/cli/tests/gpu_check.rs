@@ -1,10 +1,11 @@
-//! `doctor --gpu`, `info` and `doctor` over simulated devices, and on GPUs that compute without one.
+//! Tests `doctor --gpu`, `info` and `doctor` over simulated devices, and on fake GPUs.
 
 use std::process::Command;
 
 use ringpull_processes::{FakeGpus, Processes, has_mpi};
 
-/// What the command prints on these GPUs, which must find nothing wrong; and its exit code.
+/// Runs the command on these GPUs. Returns its output and exit code. The GPUs' driver must have found no
+/// fault.
 fn run(gpus: &FakeGpus, words: &str) -> (String, Option<i32>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
     let output = command.args(words.split(' ')).envs(gpus.envs()).output().unwrap();

@@ -1,4 +1,4 @@
-//! Emulated hosts: their names, the rate of their links, and that nothing is left of them.
+//! Tests emulated hosts: their names, the rate of their links, and their complete removal.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use ringpull_processes::Processes;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The machine has one lab: this test's turn, or `None` where there can be no lab.
+/// The machine has only one lab, so tests take turns. Returns `None` if this machine cannot have a lab.
 fn turn() -> Option<MutexGuard<'static, ()>> {
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let possible = rustix::process::geteuid().is_root()
@@ -51,8 +51,8 @@ fn ringpull(words: &[&str]) -> Command {
     command
 }
 
-/// While a lab is up, a rank that yields does not yield to its own host alone: what Linux said of sessions is
-/// switched off and written down, unless it was off or may not be set.
+/// While a lab is up, a rank that yields also yields to ranks of other hosts. Linux's switch for sessions is
+/// off, and its value is saved, unless it was off before or cannot be set.
 fn yields_reach_other_hosts() {
     let switch = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
     let note = Path::new("/run/ringpull/lab/sessions");
@@ -93,7 +93,7 @@ fn every_host_has_its_name_and_finds_the_others() {
     nothing_is_left();
 }
 
-/// What the goodput test runs on the hosts: this same test binary.
+/// The program that the goodput test runs on the hosts, in this same test binary.
 #[test]
 fn goodput_peer() {
     let Ok(role) = std::env::var("LAB_TEST_ROLE") else { return };
@@ -169,7 +169,7 @@ fn what_a_killed_run_left_is_removed() {
         assert!(start.elapsed() < Duration::from_secs(30), "nothing runs on h1");
         std::thread::park_timeout(Duration::from_millis(20));
     }
-    // Half of a lab: its record and one link are gone.
+    // A damaged lab: its record and one link are missing.
     std::fs::remove_file("/run/ringpull/lab/shape.json").unwrap();
     assert!(Command::new("ip").args(["link", "del", "rp-h1"]).status().unwrap().success());
     let done = ringpull(&["lab", "down"]).status().unwrap();
@@ -204,21 +204,21 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
     assert_eq!(lab::hosts_up(), 3);
 }
 
-/// What rank 0 prints of `ringpull bench allreduce` with `words` over `count` ranks on the lab's hosts, dealt
-/// out in turn.
+/// The output of rank 0 of `ringpull bench allreduce` with `words` over `count` ranks, which are on the lab's
+/// hosts in turn.
 fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     let words = [&["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--format", "json"], words].concat();
     let printed = ranks_on(hosts, count, &words, Path::new("none"));
     printed.split_whitespace().collect()
 }
 
-/// The output of rank 0 of `ringpull` with `words` over `count` ranks on the lab's hosts, dealt out in turn,
-/// that go by this cluster file.
+/// The output of rank 0 of `ringpull` with `words` over `count` ranks, which are on the lab's hosts in turn
+/// and use this cluster file.
 fn ranks_on(hosts: &[usize], count: usize, words: &[&str], file: &Path) -> String {
     let mut processes = Processes::new();
     let command = processes.redirected(std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words.iter().copied()));
     let variable = |name: &str, path: &Path| (name.to_owned(), path.display().to_string());
-    // The cache is nobody's.
+    // The cache folder cannot be used.
     let env = vec![variable("RINGPULL_CLUSTER", file), variable("XDG_CACHE_HOME", Path::new("/proc/none"))];
     let hosts: Vec<Host> = hosts.iter().copied().map(Host::Lab).collect();
     let mut ready = Mpirun::find().unwrap().command(&hosts, Ranks { count, command, env }).unwrap();

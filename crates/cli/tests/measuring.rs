@@ -1,5 +1,5 @@
-//! The cluster file, what benches measure, and the comparison of everybody's allreduce over sizes, with real MPI
-//! ranks; and predictions.
+//! Tests the cluster file, benches, and the comparison of allreduces over sizes, with real MPI ranks. Also
+//! tests predictions.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,8 +7,8 @@ use std::process::Command;
 use ringpull_processes::Processes;
 use serde_json::{Value, json};
 
-/// The output of rank 0 of `ranks` ranks of `ringpull` with these words, with the cache in `cache` and this
-/// cluster file, if any.
+/// Runs `ringpull` with these words on `ranks` ranks and returns the output of rank 0. The cache is in
+/// `cache`; `file` is the cluster file, if any.
 fn printed(ranks: usize, words: &[&str], cache: &Path, file: Option<&Path>) -> String {
     let mut processes = Processes::new();
     let mut command = processes.mpirun(ranks, env!("CARGO_BIN_EXE_ringpull"));

@@ -1,4 +1,4 @@
-//! `ringpull rehearse`: each fault on real jobs, and what the command says of them.
+//! `ringpull rehearse`: tests each fault on real jobs, and the command's output.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 const TRAIN: &str = "bench train --model resnet50 --scale 0.001 --compute 0.05 --iters 40";
 
-/// Rehearses `program` with faults; the output and the jobs.
+/// Rehearses `program` with faults. Returns the output and the jobs.
 fn rehearse(options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value>) {
     rehearse_by(Path::new(env!("CARGO_BIN_EXE_ringpull")), options, faults, program)
 }
 
-/// The same by a program of another name.
+/// As [`rehearse`], with the command's program under another name.
 fn rehearse_by(own: &Path, options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("faults.yaml");
@@ -26,15 +26,15 @@ fn rehearse_by(own: &Path, options: &str, faults: &str, program: &[&str]) -> (Ou
     (output, jobs)
 }
 
-/// A job of ours that trains for two seconds, with these words behind.
+/// The words of our example, which trains for two seconds, followed by `more`.
 fn train(more: &str) -> Vec<&str> {
     let words = std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(TRAIN.split(' '));
     words.chain(more.split(' ').filter(|word| !word.is_empty())).collect()
 }
 
-/// How each job ended.
+/// The end of each job.
 fn ends(jobs: &[Value]) -> Vec<&str> {
-    // Of an end with an exit code the name is a key.
+    // If an end has an exit code, its name is a key.
     let name = |end: &'static str, job: &Value| (!job["end"][end].is_null()).then_some(end);
     let with_code = |job| name("ended", job).or(name("early", job)).unwrap_or("unknown");
     jobs.iter().map(|job| job["end"].as_str().unwrap_or_else(|| with_code(job))).collect()
@@ -63,7 +63,7 @@ fn several_faults_come_to_one_job_which_has_to_go_on() {
 - {stop: rank 1, at: step 5, for: 300ms}
 - {stop: rank 0, at: 100ms, for: 300ms, expect: goes-on}
 ";
-    // Ranks are found whatever this program is called.
+    // Ranks are found under any name of this program.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let renamed = folder.path().join("rp");
     std::fs::hard_link(env!("CARGO_BIN_EXE_ringpull"), &renamed).unwrap();
@@ -102,7 +102,7 @@ fn an_elastic_job_goes_on_without_a_rank() {
     assert_eq!((&jobs[1]["left"], output.status.code()), (&Value::from(0), Some(0)), "{}", jobs[1]);
 }
 
-/// A process that never begins, one that gets no memory, and a folder that somebody else has made.
+/// Tests a process that never begins, a process that gets no memory, and a folder that another user has made.
 #[test]
 fn a_process_fails_before_its_program_begins_or_lacks_memory_or_meets_a_planted_folder() {
     let faults = "
@@ -117,8 +117,8 @@ fn a_process_fails_before_its_program_begins_or_lacks_memory_or_meets_a_planted_
     assert!(output.status.code() == Some(0) && jobs[1]["end"]["ended"] == 1, "{output:?}");
 }
 
-/// A job of each kind meets random faults, of which each has the exit code that the launcher's table says,
-/// and leaves nothing: `NEMESIS` of them for each kind, by `SEED`.
+/// A job of each kind meets random faults, drawn by `SEED`, `NEMESIS` faults for each kind. After each fault
+/// the job has the exit code of the launcher's table, and leaves nothing.
 #[test]
 #[ignore = "takes a quarter of an hour or more: scripts/test --all; needs the Python package"]
 fn random_faults_end_every_kind_of_job_as_the_table_of_ends_says() {

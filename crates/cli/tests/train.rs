@@ -11,7 +11,7 @@ fn train(arguments: &[&str]) -> Output {
     Command::new(example()).args(few).args(arguments).output().unwrap()
 }
 
-/// The hash that a run which must succeed ends with.
+/// The hash at the end of a run, which must succeed.
 fn hash(arguments: &[&str]) -> String {
     let output = train(arguments);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -19,7 +19,7 @@ fn hash(arguments: &[&str]) -> String {
     text.lines().find_map(|line| line.split("weights ").nth(1)).expect("a run prints its hash").to_owned()
 }
 
-/// The one error of a run that must fail.
+/// The only error of a run, which must fail.
 fn error(arguments: &[&str]) -> String {
     let output = train(arguments);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -28,7 +28,7 @@ fn error(arguments: &[&str]) -> String {
     text
 }
 
-/// Ranks that have succeeded; `None` if `mpirun` is missing.
+/// Runs ranks, which must succeed. Returns `None` if `mpirun` is missing.
 fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> Option<Processes> {
     has_mpi().then(|| {
         let mut processes = Processes::new();
@@ -39,7 +39,7 @@ fn of_ranks(count: usize, environment: &[(&str, &str)], arguments: &[&str]) -> O
     })
 }
 
-/// The hash that the ranks or workers of these names end with, the same on each.
+/// The hash at the end of the ranks or workers of these names. It must be the same on each.
 fn common_hash(processes: &Processes, names: &[&str]) -> String {
     let hash_of = |name: &str| {
         let printed = processes.written(name).out;
@@ -52,14 +52,14 @@ fn common_hash(processes: &Processes, names: &[&str]) -> String {
     hash
 }
 
-/// The accuracy in per cent that this many ranks reach; `None` if `mpirun` is missing.
+/// The accuracy in per cent that `ranks` ranks reach. `None` if `mpirun` is missing.
 fn accuracy(ranks: usize, arguments: &[&str]) -> Option<f64> {
     let printed = of_ranks(ranks, &[], arguments)?.rank(0).out;
     let figure = printed.lines().rev().find_map(|line| line.split("accuracy ").nth(1)?.split(' ').next()?.parse().ok());
     Some(figure.expect("a run prints its accuracy"))
 }
 
-/// The name of a file that is not there yet, in a folder that goes with the first value.
+/// The name of a file that does not exist yet, in a new folder. Dropping the first value removes the folder.
 fn checkpoint_file() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.safetensors").to_str().unwrap().to_owned();
@@ -81,7 +81,8 @@ fn a_resumed_run_ends_with_the_weights_of_one_that_never_stopped() {
     }
     let (_folder, file) = checkpoint_file();
     let file = file.as_str();
-    // An epoch has 6 steps: the first run stops within one, the resumed run goes on into the next.
+    // An epoch has 6 steps. The first run stops within an epoch, and the resumed run goes on into the next
+    // epoch.
     let whole = hash(&["--steps", "8"]);
     let half = hash(&["--steps", "4", "--checkpoint", file]);
     assert_ne!(whole, half);
@@ -130,13 +131,13 @@ fn ranks_train_the_same_weights_wherever_they_run_after_a_stop_and_on_servers() 
     processes.succeed("launch", servers.args(few));
     let on_servers = common_hash(&processes, &["worker 0", "worker 1", "worker 2"]);
     assert_eq!(on_servers, together, "on servers, with the optimizer's states of ranks");
-    // The ring adds in another order: what is compared does depend on it.
+    // The ring adds in another order and gives other bits, so the comparison is sensitive to the order.
     let ring = weights(&[("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", "ring")], &["--steps", "12"]);
     assert_ne!(ring, Some(together));
 }
 
-/// Four workers of which one sleeps in step 5: they end with equal weights, after as long, and at most so
-/// many warnings of each of the others.
+/// Four workers, of which one sleeps in step 5. They end with equal weights, after at least the time of the
+/// sleep, and each other worker prints at most `most_warnings` warnings.
 fn one_is_late(seconds: u64, environment: &[(&str, &str)], most_warnings: usize) {
     if !has_data() {
         return;
@@ -158,7 +159,7 @@ fn one_is_late(seconds: u64, environment: &[(&str, &str)], most_warnings: usize)
     for (processes, role) in jobs {
         let names: Vec<String> = (0..4).map(|number| format!("{role} {number}")).collect();
         common_hash(&processes, &names.iter().map(String::as_str).collect::<Vec<_>>());
-        // On a busy host another rank may be late too, which is then said.
+        // On a busy host another rank may be late too. Then the warning names it too.
         let names_the_late = |missing: &str| missing.contains("rank 3") || missing.contains("3] have not called");
         let is_of_late = |line: &&str| line.split_once(", which ").is_some_and(|(_, missing)| names_the_late(missing));
         let count = |name: &String| processes.written(name).err.lines().filter(is_of_late).count();
@@ -188,8 +189,8 @@ fn invalid_seconds_of_late_are_an_error() {
     assert!(text.contains("'5:-1' for '--late <STEP:SECONDS>': expected a step from 1 and seconds"), "{text}");
 }
 
-/// Two ranks that each run in a folder of their own, as on hosts that share none: whether they succeed, and
-/// they.
+/// Runs two ranks, each in a folder of its own, as on hosts without a shared folder. Returns true if they
+/// succeed, and the processes.
 fn of_two_folders(folders: &Path, arguments: &[&str]) -> Option<(bool, Processes)> {
     has_mpi().then(|| {
         let enter = format!("cd '{}'/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} && exec \"$0\" \"$@\"", folders.display());
@@ -213,7 +214,7 @@ fn a_checkpoint_that_only_some_hosts_have_is_an_error_before_the_first_step() {
     let go_on = |steps| of_two_folders(folders.path(), &["--resume-if-any", "--steps", steps]);
     let Some((succeeded, ranks)) = go_on("1") else { return println!("skipped: there is no mpirun") };
     assert!(succeeded && file("0").exists() && !file("1").exists(), "neither has one, and rank 0 saves: {ranks}");
-    // Each rank says the error, unless mpirun ends it first because the other one has ended.
+    // Each rank prints the error, unless mpirun ends it first because the other rank has ended.
     let refused = |steps, words: &[&str]| {
         let (succeeded, ranks) = go_on(steps).unwrap();
         let says = |rank| words.iter().all(|word| ranks.rank(rank).contains(word));
@@ -224,7 +225,7 @@ fn a_checkpoint_that_only_some_hosts_have_is_an_error_before_the_first_step() {
     let (succeeded, ranks) = go_on("2").unwrap();
     assert!(succeeded && ranks.rank(0).contains("goes on from run.safetensors: step 1"), "{ranks}");
     refused("3", &["rank(s) [1] have step 1, rank(s) [0] have step 2"]);
-    // Another run's, of the same step.
+    // The file of another run, of the same step.
     let other = ["--seed", "2", "--steps", "2", "--checkpoint", file("1").to_str().unwrap()].map(str::to_owned);
     std::fs::remove_file(file("1")).unwrap();
     hash(&other.each_ref().map(String::as_str));
@@ -237,7 +238,7 @@ fn an_absent_data_set_is_an_error_that_names_the_package() {
     assert!(text.contains("dataset-fashion-mnist") && text.contains("/nowhere"), "{text}");
 }
 
-/// What one process says, with these variables, that asks for a kind of one process and finds no data.
+/// The output of one process with these variables. It requests a kind of one process and finds no data.
 fn said_alone(environment: &[(&str, &str)]) -> String {
     let mut run = Command::new(example());
     run.args(["--data", "/nowhere"]).env_remove("SLURM_STEP_NUM_TASKS").envs(environment.iter().copied());
@@ -258,7 +259,7 @@ fn the_first_of_several_processes_with_a_kind_for_one_is_warned_once() {
 fn the_first_worker_prints_the_warnings_of_a_job_with_servers_whatever_its_rank() {
     let root = [("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_PS_ROOT_PORT", "9")];
     let job = [("DMLC_ROLE", "worker"), ("DMLC_NUM_WORKER", "3"), ("DMLC_NUM_SERVER", "1"), ("RINGPULL_TIMOUT", "9")];
-    // The scheduler and the server are ranks of mpirun's too, and come first.
+    // The scheduler and the server are ranks of mpirun too, with the first numbers.
     let of = |rank, more: &[_]| {
         let launched = [("OMPI_COMM_WORLD_SIZE", "5"), ("OMPI_COMM_WORLD_RANK", rank)];
         let text = said_alone(&[&root[..], &job, &launched, more].concat());
@@ -294,8 +295,8 @@ fn a_full_disk_at_a_checkpoint_is_one_error_and_the_earlier_one_stays() {
     assert_eq!((earlier.as_str(), left), ("earlier", 1));
 }
 
-/// Trains without compression and with each codec, and compares what they end with: a codec may lose so many
-/// points.
+/// Trains without compression and with each codec, and compares the accuracies. A codec may be below by the
+/// given number of points.
 fn codecs_reach_the_accuracy_of_floats(ranks: usize, common: &[&str], codecs: &[(&str, f64)]) {
     if !has_data() {
         return;
@@ -308,7 +309,8 @@ fn codecs_reach_the_accuracy_of_floats(ranks: usize, common: &[&str], codecs: &[
     }
 }
 
-/// 2bit and 1bit are behind for as long as the learning rate is high, which in few steps is most of the time.
+/// With 2bit and 1bit the accuracy is lower while the learning rate is high. With few steps that is most of
+/// the time.
 #[test]
 fn codecs_come_near_the_accuracy_of_floats_in_a_short_run() {
     let common = ["--steps", "150", "--lr", "0.02", "--lr-decay", "--compress-from", "50"];
@@ -338,6 +340,7 @@ fn fused_sums_train_the_same_weights_as_sums_of_one_key() {
     };
     let Some(fused) = weights("ordered", None) else { return println!("skipped: there is no mpirun") };
     assert_eq!(weights("ordered", Some("0")), Some(fused));
-    // The ring's order follows from where an element stands in a bucket: there are buckets.
+    // The order of addition in the ring depends on an element's position in a bucket. So different weights
+    // show that there are buckets.
     assert_ne!(weights("ring", Some("0")), weights("ring", Some("1048576")));
 }

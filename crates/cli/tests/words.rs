@@ -1,13 +1,13 @@
-//! Options and variables that are invalid, or that others override.
+//! Tests options and variables that are invalid, or that are overridden.
 
 use std::process::Command;
 
-/// The exit code and standard error, of a command with this value of `RINGPULL_ALGORITHM`.
+/// The exit code and standard error of a command with this value of `RINGPULL_ALGORITHM`.
 fn said(algorithm: Option<&str>, words: &str) -> (i32, String) {
     said_with("RINGPULL_ALGORITHM", algorithm, words)
 }
 
-/// The same with this value of a variable.
+/// The exit code and standard error of a command with this value of a variable.
 fn said_with(variable: &str, value: Option<&str>, words: &str) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
     command.args(words.split(' ')).env_remove(variable);
@@ -16,7 +16,7 @@ fn said_with(variable: &str, value: Option<&str>, words: &str) -> (i32, String) 
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// As `ringpull manifest lint FILE | head` has it.
+/// A closed stdout, as in `ringpull manifest lint FILE | head`.
 #[test]
 fn a_command_whose_reader_has_gone_ends_without_a_word() {
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../mpijob/base/mpijob.yaml");

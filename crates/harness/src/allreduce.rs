@@ -15,8 +15,9 @@ use crate::record::Record;
 use crate::size::format_size;
 use crate::usage::{Memory, cpu_s};
 
-/// Milliseconds without traffic before each iteration, the same for all programs: a shaped link saves up a
-/// burst when it is idle, so the program with the slower barrier would seem to have the faster sum.
+/// Milliseconds without traffic before each iteration, the same for all programs. A shaped link saves up a
+/// burst while it is idle. Without this rest the program with the slower barrier would seem to have the
+/// faster sum.
 pub const REST_MS: f64 = 2.0;
 
 /// The settings by which buffers are measured.
@@ -25,19 +26,19 @@ pub struct AllreduceOptions {
     pub dtype: DType,
     /// Measured iterations, at least 1.
     pub iters: usize,
-    /// Iterations before them, verified but not timed.
+    /// Iterations before the measured ones, verified but not timed.
     pub warmup: usize,
     /// The time for which the ranks are idle before each iteration, so that every sample finds the same burst
     /// saved up by the links' shapers.
     pub rest: Duration,
-    /// The time for which the others wait for rank 0 in one more iteration, in which their processor time is
-    /// measured. Zero omits it.
+    /// The time for which the other ranks wait for rank 0 in one more iteration, in which their processor
+    /// time is measured. Zero omits this iteration.
     pub waiting: Duration,
 }
 
-/// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `asked`, or else as the
-/// environment says, verifies every result, and gives rank 0 one record a size. Collective; one rank may
-/// show the progress.
+/// Sums buffers of `sizes` bytes over all ranks, verifies every result, and gives rank 0 one record for each
+/// size. Each size must be a whole number of elements. The algorithm is `asked`; if that is `None`, the
+/// environment decides. Collective; one rank may show the progress.
 pub fn run(
     sizes: &[usize],
     asked: Option<AlgorithmChoice>,
@@ -80,8 +81,9 @@ pub fn run(
     Ok((engine.rank() == 0).then_some(records))
 }
 
-/// The size up to which the MPI library is to send eagerly: a segment. It keeps its own limit if the command
-/// line, which unlike a variable is the same on every rank, asks for its own allreduce.
+/// The size up to which the MPI library is to send eagerly: a segment. The library keeps its own limit if the
+/// command line asks for the library's own allreduce. Only the command line counts here: it is the same on
+/// every rank, while a variable may differ.
 fn eager_bytes(asked: Option<AlgorithmChoice>, config: &Config) -> Option<usize> {
     (asked != Some(AlgorithmChoice::Native)).then_some(config.segment_bytes)
 }
@@ -97,7 +99,7 @@ struct Buffers {
     flag: Tensor,
 }
 
-/// The findings of this rank.
+/// Measures the buffers on this rank.
 fn measure(
     comm: &mut Communicator,
     stamp: u32,
@@ -124,11 +126,12 @@ fn measure(
         let (start, cpu) = (Instant::now(), cpu_s());
         comm.allreduce_tensor(choice, tensor, stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
-        // Otherwise the first to finish would take processor time from the last.
+        // Without this barrier the first ranks to finish would take processor time from the last.
         barrier(comm, stamp, &buffers.flag)?;
         pattern.check(tensor, "the buffer", comm.rank(), iteration..=iteration)?;
         if iteration == last {
-            // The sum itself costs as much as in the other iterations. Rank 0 is the late one.
+            // The sum itself takes as much processor time as in the other iterations. Rank 0 is the late
+            // rank.
             let waiting = (cpu - found.spent.cpu_s / plan.iters as f64).max(0.0) / plan.waiting.as_secs_f64();
             found.waiting_cpu = (comm.rank() > 0).then_some(waiting);
         } else if iteration >= plan.warmup {
@@ -139,8 +142,8 @@ fn measure(
     Ok(RankReport { extra_rss_bytes: memory.grown_bytes(), ..found })
 }
 
-/// Waits without sleeping: ranks that share cores wake up one after the other, and the next sum would wait
-/// for the last.
+/// Waits without sleeping. Ranks that share cores wake up one after the other, so after a sleep the next sum
+/// would wait for the last rank.
 pub fn rest(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -148,12 +151,12 @@ pub fn rest(time: Duration) {
     }
 }
 
-/// Returns when every rank is here, by a sum of one byte.
+/// Returns when every rank has called it. It sums one byte.
 pub fn barrier(comm: &mut Communicator, stamp: u32, flag: &Tensor) -> Result<()> {
     comm.allreduce_tensor(AlgorithmChoice::Auto, flag, stamp)
 }
 
-/// Every rank's `own`.
+/// Returns every rank's `own`.
 pub fn gather(comm: &mut Communicator, stamp: u32, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let parts = Parts::of((0..=comm.size()).map(|rank| rank * size_of_val(own)).collect());
     let all = comm.gather(parts, stamp, |part| part.copy_from_slice(bytemuck::cast_slice(own)))?;

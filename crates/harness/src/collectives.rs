@@ -39,7 +39,7 @@ impl Collective {
     }
 }
 
-/// The ways in which they are done.
+/// The ways to do a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Way {
     /// By our plans, and through shared memory on one host.
@@ -58,9 +58,9 @@ pub struct CollectiveOptions {
     pub link: LinkRate,
 }
 
-/// Of so many bytes on every rank: what each has of a reduce-scatter and an alltoall, and what each gets of
-/// an allgather, rounded down to equal blocks of one element at least. One record for each size and way on
-/// rank 0. Collective.
+/// Measures a collective for each of `sizes` bytes and each way, and gives rank 0 one record for each. The
+/// bytes are a rank's input of a reduce-scatter or alltoall, and a rank's output of an allgather. They are
+/// rounded down to equal blocks of at least one element. Collective.
 pub fn run(
     which: Collective,
     sizes: &[usize],
@@ -99,12 +99,12 @@ pub fn run(
     Ok((engine.rank() == 0).then_some(records))
 }
 
-/// What rank `rank` has at `i`: so little that sums are exact.
+/// The input of rank `rank` at `i`, so small that sums are exact.
 fn given(rank: usize, i: usize, iteration: usize) -> f64 {
     ((i + 3 * rank + iteration) % 4) as f64
 }
 
-/// What this rank finds, for each way. Each iteration goes through all of them.
+/// Measures each way on this rank. Each iteration goes through all ways.
 fn measure(
     comm: &mut Communicator,
     stamp: u32,
@@ -154,7 +154,7 @@ fn check(out: &Tensor, which: Collective, (rank, size): (usize, usize), iteratio
     with_element!(out.dtype(), T => {
         let out: &[T] = found.as_slice();
         let block = if which == Collective::ReduceScatter { out.len() } else { out.len() / size };
-        // An element of the block in which it stands in a rank's input.
+        // The expected element `i` of the block that comes from rank `from`.
         let of = |from: usize, i: usize| match which {
             Collective::Allgather => given(from, i, iteration),
             Collective::Alltoall => given(from, rank * block + i, iteration),

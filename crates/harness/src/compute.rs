@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 /// A simulated device that works for given times, one after the other.
 ///
-/// It is never late: what the caller does meanwhile (fill a gradient, check a sum) is part of the device's
-/// time, and the next work is shorter by the delay of a late wake-up.
+/// It is never late. Work of the caller meanwhile (fill a gradient, check a sum) is part of the device's
+/// time. If the thread wakes up late, the next work is shorter by this delay.
 #[derive(Debug)]
 pub struct Compute {
     due: Instant,
 }
 
 impl Compute {
-    /// A device that begins now.
+    /// Makes a device that begins now.
     pub fn start() -> Self {
         Compute { due: Instant::now() }
     }

@@ -5,28 +5,28 @@
 //! A link carries its rate in both directions at the same time: pushes go one way and answers the other, so
 //! the larger direction counts. What a worker and a server of one host exchange does not cross the link.
 //!
-//! *Dedicated.* A server receives its share of each worker, `n/k S`, and sends as much. A worker sends and
-//! receives `S`. So the larger of the two counts, `max(n/k, 1) S`.
+//! *Dedicated.* A server receives its share of each worker's bytes, in all `n/k S`, and sends `n/k S`. A
+//! worker sends and receives `S`. So the larger of the two counts, `max(n/k, 1) S`.
 //!
 //! *Shared, k <= n.* The host of a server receives the shares of the other workers, `(n-1)/k S`, and for its
-//! own worker what the other servers hold, `(k-1)/k S`: together `(n+k-2)/k S`, and it sends as much. A host
-//! without a server sends and receives `S`, which is never more. With `h` servers on the busiest host it is
-//! `(h (n-1) + k - h)/k S`.
+//! own worker the shares of the other servers, `(k-1)/k S`: together `(n+k-2)/k S`. It sends the same number
+//! of bytes. A host without a server sends and receives `S`, which is never more. With `h` servers on the
+//! busiest host it is `(h (n-1) + k - h)/k S`.
 //!
-//! *Helpers.* With `h` hosts that only reduce, the `n` workers and they carry equally much,
-//! `2 n (n-1) / (n^2 + h n - 2 h) S`, but a worker no less than `S`. With fewer than three workers helpers
-//! are of no use (`ringpull_plan::Links`).
+//! *Helpers.* With `h` hosts that only reduce, each worker and each helper carries
+//! `2 n (n-1) / (n^2 + h n - 2 h) S`, but a worker at least `S`. With fewer than three workers helpers are of
+//! no use (`ringpull_plan::Links`).
 //!
-//! *Rows.* Each worker pushes and pulls `r` bytes of rows of a table of `S` bytes, and all workers together have
-//! `u` bytes of different rows. Servers move the above for `S = r`, and `dist_hybrid` too. An allreduce gives
-//! every worker all rows: gathered each link carries `(n-1) r`; by owners `(n-1)/n (r + u)`; as a dense table
-//! `2 (n-1)/n S`. It can choose the least.
+//! *Rows.* Each worker pushes and pulls `r` bytes of rows of a table of `S` bytes, and all workers together
+//! have `u` bytes of different rows. Servers, also those of `dist_hybrid`, move the bytes above with `S = r`.
+//! An allreduce gives every worker all rows, and each link carries `(n-1) r` if the rows are gathered,
+//! `(n-1)/n (r + u)` by owners, or `2 (n-1)/n S` as a dense table. It can choose the least.
 //!
-//! *When the answers begin.* A server can answer a segment once the last worker's push of it is there. With
-//! `m` segments of a share, which all workers send in one order and equally fast, that is after `1/m` of the
-//! pushes; the last answer leaves as long after the last push. So the two directions overlap but for `1/m`,
-//! and these bounds are what many short segments come close to. A worker that is ahead of the others does not
-//! shorten it.
+//! *When the answers begin.* A server can answer a segment once the last worker's push of it is there. If all
+//! workers send the `m` segments of a share in the same order at the same rate, the first answer leaves after
+//! `1/m` of the time of the pushes, and the last answer ends `1/m` after the last push. So the two directions
+//! overlap except for `1/m`, and with many short segments the time comes close to these bounds. A worker that
+//! is ahead of the others does not shorten this time.
 
 use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ use crate::size::format_size;
 #[derive(Debug, Clone, Copy)]
 pub struct Links<'a> {
     pub bytes_per_s: f64,
-    /// The hosts whose links have other rates.
+    /// The hosts whose links have rates of their own.
     pub own: &'a [HostRate],
 }
 
@@ -60,9 +60,9 @@ impl Links<'_> {
     }
 }
 
-/// The least time of an allreduce. Every rank sends and receives 2(n-1)/n of the payload on links that are
-/// alike (Patarasuk and Yuan 2009). Otherwise each rank sends and receives the payload at least, and all
-/// ranks together 2(n-1) times that.
+/// The least time of an allreduce. On links of equal rates every rank sends and receives 2(n-1)/n of the
+/// payload (Patarasuk and Yuan 2009). On other links each rank sends and receives at least the payload, and
+/// all ranks together 2(n-1) times the payload.
 pub fn allreduce_bound_s<'a>(ranks: usize, bytes: f64, links: impl Into<Links<'a>>) -> f64 {
     let links = links.into();
     if ranks < 2 || links.own.is_empty() {
@@ -77,14 +77,14 @@ pub fn allreduce_bound_s<'a>(ranks: usize, bytes: f64, links: impl Into<Links<'a
     bytes * (1.0 / slowest).max(2.0 * (ranks as f64 - 1.0) / sent.min(received))
 }
 
-/// From the payload of an operation to what every rank must send at least: (n-1)/n for a reduce-scatter, an
-/// allgather and an alltoall, which are half of an allreduce.
+/// The least that every rank must send, divided by the payload: (n-1)/n for a reduce-scatter, an allgather
+/// and an alltoall; twice that for an allreduce.
 pub fn factor_of(op: &str, ranks: usize) -> f64 {
     let half = ["reduce_scatter", "allgather", "alltoall"].contains(&op);
     if half { bus_factor(ranks) / 2.0 } else { bus_factor(ranks) }
 }
 
-/// 2(n-1)/n: from the payload to what an optimal allreduce sends on every rank.
+/// The bytes that a rank sends in an optimal allreduce, divided by the payload: 2(n-1)/n.
 pub fn bus_factor(ranks: usize) -> f64 {
     if ranks == 0 { 0.0 } else { 2.0 * (ranks as f64 - 1.0) / ranks as f64 }
 }
@@ -94,7 +94,7 @@ pub fn bus_factor(ranks: usize) -> f64 {
 pub fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
     let n = workers as f64;
     match mode {
-        // Of keys that are not row-sparse.
+        // For keys that are not row-sparse.
         Mode::Allreduce | Mode::Hybrid { .. } => bus_factor(workers) * bytes,
         Mode::Helped { .. } if workers < 3 => bus_factor(workers) * bytes,
         Mode::Helped { helpers } => {
@@ -108,8 +108,8 @@ pub fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
     }
 }
 
-/// The least time of one push and pull in this mode: that of the host whose bytes take longest over its link,
-/// in the slower direction, as it sends as much as it receives.
+/// The least time of one push and pull in this mode: the time of the host whose bytes take longest over its
+/// link. The slower direction of the link counts, because a host sends as many bytes as it receives.
 pub fn mode_bound_s<'a>(mode: Mode, workers: usize, bytes: f64, links: impl Into<Links<'a>>) -> f64 {
     let links = links.into();
     if let Mode::Helped { helpers } = mode
@@ -155,8 +155,8 @@ pub struct SparseRows {
 }
 
 impl SparseRows {
-    /// Bytes through each link, in each direction, of the ways to sum rows by an allreduce, and by a server on
-    /// each worker's host.
+    /// Bytes through each link, in each direction, for each way to sum rows by an allreduce, and for a server
+    /// on each worker's host.
     pub fn ways(&self, workers: usize) -> [(&'static str, f64); 4] {
         let (n, row) = (workers as f64, self.table.row_bytes() as f64);
         let (touched, union, all) = (self.table.touched as f64 * row, self.union * row, self.table.rows as f64 * row);
@@ -177,12 +177,12 @@ impl SparseRows {
             return mode_bound_s(servers, workers, self.table.touched_bytes() as f64, links);
         }
         let least = self.ways(workers)[..3].iter().map(|way| way.1).fold(f64::INFINITY, f64::min);
-        // As an allreduce of so many bytes.
+        // Computed as an allreduce that sends `least` bytes on every rank.
         allreduce_bound_s(workers, least / bus_factor(workers).max(f64::MIN_POSITIVE), links)
     }
 }
 
-/// The rows and what each way of summing them moves, in words.
+/// The rows, and the bytes that each way to sum them moves, in words.
 pub fn rows_words(rows: &SparseRows, workers: usize) -> String {
     let SparseSetup { rows: all, width, touched, zipf } = rows.table;
     let part = |count: f64| format!("{:.2} %", 100.0 * count / all as f64);
@@ -196,8 +196,8 @@ pub fn rows_words(rows: &SparseRows, workers: usize) -> String {
     )
 }
 
-/// What the host of a worker sends, or receives, with `here` of the servers beside its worker, over the
-/// payload. The worker's own share of these does not touch the network.
+/// The bytes that a worker's host sends (or receives), divided by the payload, if `here` of the servers are
+/// on this host. Traffic between this worker and these servers does not touch the network.
 fn host_share(workers: usize, servers: usize, here: usize) -> f64 {
     let (n, k, here) = (workers as f64, servers as f64, here as f64);
     ((k - here) + here * (n - 1.0)) / k

@@ -1,5 +1,5 @@
-//! What `auto` or a plan would do: for each size the time of each algorithm that the cluster's model
-//! predicts.
+//! The choice of `auto`, or a plan that was asked for: for each size, the time of each algorithm as the
+//! cluster's model predicts it.
 
 use std::time::Duration;
 
@@ -19,17 +19,18 @@ use crate::text::{format_seconds, grid, several};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
     pub ranks: usize,
-    /// The ranks that share memory, host by host. `auto` sums among them there; the predictions are for
-    /// messages between the others.
+    /// The ranks that share memory, host by host. `auto` sums in shared memory within a host; the predictions
+    /// are for messages between hosts.
     pub hosts: Vec<Vec<usize>>,
-    /// The number of ranks that exchange messages: all, or with `auto` on several hosts one of each.
+    /// The number of ranks that exchange messages: all, or with `auto` on several hosts one rank of each
+    /// host.
     pub parties: usize,
-    /// The two racks of the hosts, if any, as indices of `hosts`. `auto` sends long buffers across the link
-    /// between them once, whatever is predicted.
+    /// The two racks, if any, as indices of `hosts`. `auto` sends long buffers only once across the link
+    /// between the racks, whatever is predicted.
     pub racks: Option<[Vec<usize>; 2]>,
     /// The origin of the model.
     pub source: String,
-    /// Its age in seconds, if it is from the cache.
+    /// The model's age in seconds, if it is from the cache.
     pub age_seconds: Option<f64>,
     pub model: Model,
     pub asked: String,
@@ -55,7 +56,7 @@ pub struct Predicted {
     pub seconds: f64,
 }
 
-/// Learns the cluster's model and explains what `asked` does for each of `sizes`, on rank 0. Collective.
+/// Reads the cluster's model, and returns on rank 0 what `asked` does for each of `sizes`. Collective.
 pub fn run(sizes: &[usize], asked: AlgorithmChoice) -> Result<Option<Explanation>> {
     let plan = match asked {
         AlgorithmChoice::Auto => None,

@@ -1,4 +1,4 @@
-//! The processor and the memory of a host, and what else the kernel or a program says of it in a line.
+//! The processor and the memory of a host, and other facts that the kernel or a program reports in one line.
 
 use std::process::{Command, Stdio};
 
@@ -20,7 +20,7 @@ pub struct Hardware {
     pub memory_bytes: Option<u64>,
 }
 
-/// Hosts that are alike.
+/// Hosts with the same hardware.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hosts {
     /// Their number.
@@ -38,7 +38,7 @@ impl Hardware {
         }
     }
 
-    /// Such as `2 cores of Intel(R) Xeon(R), 23.4 GiB`, as far as it is known.
+    /// The hardware in words, as far as it is known, such as `2 cores of Intel(R) Xeon(R), 23.4 GiB`.
     pub fn words(&self) -> String {
         let processor = self.processor.as_ref().map_or(String::new(), |model| format!(" of {model}"));
         let memory = self.memory_bytes.map_or(String::new(), |bytes| format!(", {}", gib(bytes)));
@@ -46,7 +46,7 @@ impl Hardware {
     }
 }
 
-/// Bytes in binary gigabytes.
+/// Converts bytes to gibibytes, as text.
 pub fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30))
 }
@@ -60,7 +60,7 @@ pub struct ProcessorTime {
 }
 
 impl ProcessorTime {
-    /// `None` if the kernel does not say.
+    /// Reads the ticks so far. Returns `None` if the kernel does not report them.
     pub fn read() -> Option<Self> {
         Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
     }
@@ -74,12 +74,12 @@ impl ProcessorTime {
         Some(ProcessorTime { all: ticks.iter().sum(), stolen })
     }
 
-    /// Returns true if any time was ever stolen.
+    /// Returns true if the hypervisor has ever taken any time.
     pub fn has_stolen(self) -> bool {
         self.stolen > 0
     }
 
-    /// Returns true if any was stolen since `before`.
+    /// Returns true if the hypervisor has taken any time since `before`.
     pub fn has_stolen_since(self, before: Self) -> bool {
         self.stolen > before.stolen
     }
@@ -91,7 +91,7 @@ impl ProcessorTime {
     }
 }
 
-/// The first line that a program prints, if it succeeds.
+/// Returns the first line that a program prints, if the program succeeds.
 pub fn first_line(program: &str, words: &[&str]) -> Option<String> {
     let output =
         Command::new(program).args(words).stdin(Stdio::null()).output().ok().filter(|it| it.status.success())?;

@@ -17,7 +17,7 @@ static WATCHERS: AtomicUsize = AtomicUsize::new(0);
 static LAST: AtomicI32 = AtomicI32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static STARTED: OnceLock<std::io::Result<Handle>> = OnceLock::new();
-/// The signals for the processes of a job, and whether they came.
+/// The signals for the processes of a job. The flag is true if the signal has come.
 static FOR_JOB: [(Signal, AtomicBool); 2] =
     [(Signal::USR1, AtomicBool::new(false)), (Signal::USR2, AtomicBool::new(false))];
 
@@ -34,7 +34,8 @@ impl Interrupt {
         Ok(Interrupt(()))
     }
 
-    /// Takes SIGUSR1 and SIGUSR2 as well, which count as no interrupts. Those of a job before are forgotten.
+    /// Takes SIGUSR1 and SIGUSR2 as well, which do not count as interrupts. Those that came for an earlier
+    /// job are forgotten.
     pub fn watch_for_job(&self) -> Result<()> {
         let failed = |cause: &std::io::Error| Error::io("watch", "signals", cause);
         FOR_JOB.iter().for_each(|(_, came)| came.store(false, Ordering::SeqCst));
@@ -47,7 +48,8 @@ impl Interrupt {
         FOR_JOB.iter().filter(|(_, came)| came.swap(false, Ordering::SeqCst)).map(|(signal, _)| *signal)
     }
 
-    /// Reports the signals for the processes of a job that `system` runs, to which none is passed on.
+    /// Warns of each signal that came for the processes of a job. The job is run by `system`, and no signal
+    /// is passed on to it.
     pub fn decline_for_job(&self, system: &str) {
         for signal in self.for_job() {
             eprintln!(
@@ -68,7 +70,8 @@ impl Interrupt {
         COUNT.load(Ordering::SeqCst)
     }
 
-    /// A function that passes on to the process, as SIGTERM, the interrupts since its last call.
+    /// Returns a function. Each call of this function sends SIGTERM to process `pid` for every interrupt
+    /// since its last call.
     pub fn forward_to(&self, pid: Pid) -> impl FnMut() {
         let mut passed_on = self.count();
         move || {
@@ -110,7 +113,7 @@ fn start() -> std::io::Result<Handle> {
     Ok(handle)
 }
 
-/// Returns true if this process ignores a signal, as one that `nohup` has started does.
+/// Returns true if this process ignores a signal, as a process that `nohup` has started ignores SIGHUP.
 pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

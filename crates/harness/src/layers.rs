@@ -1,7 +1,8 @@
-//! A model as layers: the keys of each layer, and its part of a step's computing.
+//! A model as layers: the keys of each layer, and the layer's part of a step's computing.
 //!
-//! The parts follow from the layers' multiplications: for the built-in models from their architectures, for a
-//! file from its third column, or without one from the tensors' sizes.
+//! The parts are proportional to the layers' multiplications. These follow from the architecture for a
+//! built-in model, and from the third column for a file. A file without a third column gives only the
+//! tensors' sizes, which are taken instead.
 
 use std::ops::Range;
 
@@ -28,14 +29,14 @@ pub struct Layer {
 pub struct Network {
     /// The keys, in the order of the forward pass.
     pub keys: Vec<ModelKey>,
-    /// The layers, in that order.
+    /// The layers, in the order of the forward pass.
     pub layers: Vec<Layer>,
-    /// The elements from which servers divide a key.
+    /// The number of elements from which on a key is divided among servers.
     pub bigarray_bound: usize,
 }
 
-/// The named model or that of a file, with every tensor scaled to `scale` of its elements, which does not
-/// change the layers' parts.
+/// Loads a model by its name or from a file. Every tensor is scaled to `scale` times its number of elements;
+/// the layers' parts stay those of the unscaled model.
 pub fn load(model: &str, scale: f64) -> Result<Network> {
     let keys = models::load(model, scale)?;
     let whole = models::load_whole(model)?;
@@ -43,15 +44,15 @@ pub fn load(model: &str, scale: f64) -> Result<Network> {
     Ok(Network { layers: layers(&keys, &costs), keys, bigarray_bound: bigarray_bound(scale)? })
 }
 
-/// `MXNET_KVSTORE_BIGARRAY_BOUND` of a job whose tensors are scaled, so that servers divide the keys that they
-/// divide in the whole model; what the variable says, if it is set.
+/// Returns the bound of a job whose tensors are scaled: the default times `scale`, so that servers divide the
+/// same keys as in the whole model. If `MXNET_KVSTORE_BIGARRAY_BOUND` is set, returns its value unscaled.
 pub fn bigarray_bound(scale: f64) -> Result<usize> {
     let bound = Config::from_env()?.bigarray_bound;
     let is_set = config::text(BIGARRAY_BOUND).is_some();
     Ok(if is_set { bound } else { ((bound as f64 * scale) as usize).max(1) })
 }
 
-/// The variable of that.
+/// The variable that [`bigarray_bound`] reads.
 pub const BIGARRAY_BOUND: &str = "MXNET_KVSTORE_BIGARRAY_BOUND";
 
 /// The arguments of `ringpull bench` that name this model.
@@ -79,7 +80,8 @@ fn layers(keys: &[ModelKey], costs: &[f64]) -> Vec<Layer> {
     layers
 }
 
-/// `fc6` of `fc6_weight` and `fc6.bias`. A name without such an ending is a layer of its own.
+/// Returns the layer's part of a tensor's name: `fc6` for `fc6_weight` and `fc6.bias`. A name without such an
+/// ending is a layer of its own.
 fn stem(name: &str) -> &str {
     match name.rsplit_once(['_', '.']) {
         Some((stem, ending)) if ENDINGS.contains(&ending) => stem,

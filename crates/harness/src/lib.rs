@@ -1,14 +1,14 @@
-//! Measures jobs of ringpull and of others, and says what follows.
+//! Measures jobs of ringpull and of other libraries, and reports conclusions.
 //!
 //! - `pushpull`, `allreduce`, `collectives`, `train`: the measuring ranks; `ranks`: gathers their reports;
 //!   `layers`, `compute`: the parts of a replayed step;
 //! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
-//! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
-//!   must move;
+//! - `mode`: how our store sums; `variant`: the programs that can be measured, ours and peers; `cost`: the
+//!   bytes that each mode must move;
 //! - `link`, `shape`: the rates of links, and how hosts are joined; `hardware`: the processor of a host;
 //! - `rounds`: jobs of all variants in rotating rounds; `quiet`: the wait between jobs; `compare`: their
 //!   table, verdict and report; `sweep`: allreduces of many sizes, against others; `charts`: the pictures;
-//! - `progress`, `interrupt`: what a command shows while it works, and how it is ended;
+//! - `progress`: the lines that a command shows while it works; `interrupt`: the signals that end it;
 //! - `size`, `text`: the formats of sizes, times, counts and tables.
 //!
 //! Nothing here starts a process of a job: [`rounds`] asks a runner for that.

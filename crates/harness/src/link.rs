@@ -15,7 +15,7 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// A link of this many bits per second.
+    /// Makes a link of `bits_per_s` bits per second.
     pub const fn of_bits(bits_per_s: u64) -> Self {
         LinkRate { bits_per_s: Some(bits_per_s) }
     }
@@ -36,14 +36,15 @@ impl LinkRate {
         self.bits_per_s.map(|bits| (bits / 8 / 1000).max(128 << 10))
     }
 
-    /// How much may wait at a port of a switch before packets are dropped: 50 ms of the rate, and at least 1
-    /// MiB.
+    /// The bytes that may wait at a port of a switch before packets are dropped: 50 ms of the rate, and at
+    /// least 1 MiB.
     pub fn switch_queue_bytes(self) -> u64 {
         self.bits_per_s.map_or(0, |bits| bits / 8 / 20).max(1 << 20)
     }
 
-    /// How much may wait at a host's own interface: 1,000 packets, which is Linux's default, of the 64 KiB
-    /// that TCP hands over at once. So a host drops nothing of its own, however many connections it sends on.
+    /// The bytes that may wait at a host's own interface: 1,000 packets (Linux's default) of 64 KiB (the most
+    /// that TCP hands over at once). So a host drops none of its own packets, however many connections it
+    /// sends on.
     pub const HOST_QUEUE_BYTES: u64 = 1000 << 16;
 }
 
@@ -65,7 +66,7 @@ impl FromStr for LinkRate {
         let (number, unit) =
             UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit))).ok_or_else(bad)?;
         let bits = number.parse::<f64>().map_err(|_| bad())? * unit as f64;
-        // The shaper counts whole bytes, and below a kilobit no timeout would hold.
+        // The shaper counts whole bytes. Below a kilobit per second every timeout would be too short.
         if bits.is_finite() && (1e3..=1e13).contains(&bits) {
             Ok(LinkRate::of_bits(bits.round() as u64))
         } else {
@@ -74,7 +75,7 @@ impl FromStr for LinkRate {
     }
 }
 
-/// Makes serde write a type as its text, and read it by parsing that.
+/// Makes serde write a type as its text, and read it by parsing this text.
 macro_rules! as_text {
     ($type:ty) => {
         impl TryFrom<String> for $type {

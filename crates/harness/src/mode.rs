@@ -29,7 +29,7 @@ impl ServerPlacement {
 pub enum Mode {
     /// Allreduce over the workers, no server.
     Allreduce,
-    /// The same with helpers, each on a host of its own.
+    /// Allreduce over the workers with helpers, each helper on a host of its own.
     Helped { helpers: usize },
     Servers {
         /// True if a push waits for the other workers' pushes.
@@ -60,7 +60,7 @@ impl Mode {
         }
     }
 
-    /// The hosts needed beyond the workers' own.
+    /// The number of hosts that are needed beyond the workers' own.
     pub fn extra_hosts(self) -> usize {
         match self {
             Mode::Servers { servers, placement: ServerPlacement::Dedicated, .. }
@@ -70,7 +70,7 @@ impl Mode {
         }
     }
 
-    /// The place of its servers, if it has some.
+    /// The place of the mode's servers, if it has servers.
     pub fn placement(self) -> Option<ServerPlacement> {
         match self {
             Mode::Allreduce | Mode::Helped { .. } => None,

@@ -1,5 +1,5 @@
-//! What a command is doing, on stderr, once it has taken two seconds: a bar or a spinner in a terminal, a
-//! line now and then elsewhere. Nothing is coloured.
+//! Shows on stderr what a command is doing, from its third second on: as a bar or a spinner in a terminal,
+//! elsewhere as a line every ten seconds. Nothing is coloured.
 
 use std::io::IsTerminal as _;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// What is shorter shows nothing.
+/// Shorter work shows nothing.
 const SHORT: Duration = Duration::from_secs(2);
 /// The interval at which a line is printed if stderr is not a terminal.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(200);
 /// The progress of the work.
 #[derive(Debug, Clone, Default)]
 struct ProgressState {
-    /// Finished parts and all, if the work has parts.
+    /// The number of finished parts and of all parts, if the work has parts.
     parts: Option<(usize, usize)>,
     words: String,
     /// Results so far that have not been shown.
@@ -34,7 +34,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins, with what is done first.
+    /// Begins to show progress. `words` name the first work.
     pub fn start(words: impl Into<String>) -> Self {
         let state = Arc::new(Mutex::new(ProgressState { words: words.into(), ..ProgressState::default() }));
         let (end, ended) = channel();
@@ -47,7 +47,7 @@ impl Progress {
                 return;
             }
             if in_terminal {
-                // Hidden until it has its state: each change is drawn.
+                // Hidden until its state is complete, because each change is drawn.
                 let bar = ProgressBar::hidden().with_elapsed(begun.elapsed());
                 update(&bar, &lock(&of_thread));
                 bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -74,12 +74,12 @@ impl Progress {
         Progress { state, end: Some(end), shown: spawned.ok() }
     }
 
-    /// The next thing that is done.
+    /// Shows that the work named by `words` has begun.
     pub fn at(&self, words: impl Into<String>) {
         lock(&self.state).words = words.into();
     }
 
-    /// The next of `all` parts, of which `done` are finished.
+    /// Shows the next part of the work: `done` of `all` parts are finished.
     pub fn part(&self, done: usize, all: usize, words: impl Into<String>) {
         let mut state = lock(&self.state);
         (state.parts, state.words) = (Some((done, all)), words.into());

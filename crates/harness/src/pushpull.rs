@@ -27,15 +27,15 @@ pub struct StoreOptions {
     pub dtype: DType,
     /// Measured iterations, at least 1.
     pub iters: usize,
-    /// Iterations before them, verified but not timed.
+    /// Iterations before the measured ones, verified but not timed.
     pub warmup: usize,
     /// The compression of gradients, if any.
     pub compression: Option<Compression>,
     /// The allreduce of `dist_sync_mpi`.
     pub algorithm: AlgorithmChoice,
-    /// What updates values by the sums, if anything does.
+    /// The optimizer that updates values by the sums, if there is one.
     pub optimizer: Option<Optimizer>,
-    /// True if its states are divided over the ranks.
+    /// True if the optimizer's states are divided over the ranks.
     pub is_sharded: bool,
 }
 
@@ -62,7 +62,7 @@ pub fn run(
         };
         let found = measure(store, keys, index, plan, begun)?;
         if plan.optimizer.is_some() {
-            // What the ranks report is added up as it is.
+            // The plan's optimizer must not change the ranks' reports, so they are gathered with `adding`.
             plan.optimize(store, &adding())?;
         }
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
@@ -71,7 +71,7 @@ pub fn run(
     Ok((store.rank() == 0).then_some(records))
 }
 
-/// As [`run`], of rows of each of `tables`.
+/// As [`run`], but pushes and pulls rows of each of `tables`.
 pub fn run_sparse(
     store: &KvStore,
     tables: &[SparseSetup],
@@ -103,7 +103,7 @@ pub fn run_sparse(
     Ok((store.rank() == 0).then_some(records))
 }
 
-/// What this rank finds; `begun` is called before each iteration.
+/// Measures the keys on this rank. `begun` is called before each iteration.
 fn measure(
     store: &KvStore,
     keys: &[ModelKey],
@@ -145,13 +145,14 @@ impl StoreOptions {
             store.set_gradient_compression(compression)?;
         }
         if store.kind() == Kind::DistAsync {
-            // Without an optimizer an asynchronous server keeps the last push; with this one it adds them up.
+            // Without an optimizer an asynchronous server keeps only the last push. With this optimizer it
+            // adds all pushes.
             store.set_optimizer(&adding())?;
         }
         Ok(())
     }
 
-    /// An error if what an optimizer makes of the values cannot be checked.
+    /// Returns an error if values that an optimizer has updated cannot be checked.
     fn check_optimized(&self, store: &KvStore) -> Result<()> {
         if store.kind() == Kind::DistAsync || self.dtype != DType::F32 {
             return Err(Error::argument(
@@ -166,13 +167,13 @@ impl StoreOptions {
         if self.is_sharded { store.set_sharded_optimizer(optimizer) } else { store.set_optimizer(optimizer) }
     }
 
-    /// The record of what the ranks found with `keys`.
+    /// Makes the record of the ranks' measurements of `keys`.
     pub fn record(&self, op: &str, store: &KvStore, keys: &[ModelKey], ranks: &[RankReport]) -> Result<Record> {
         let bytes = self.dtype.size_bytes() * keys.iter().map(ModelKey::len).sum::<usize>();
         record_of(ranks, bytes, self.blank(op, store)?)
     }
 
-    /// The record of a measurement of `store`, as far as it is known before.
+    /// Makes the record of a measurement of `store`, with the fields that are known before it.
     fn blank(&self, op: &str, store: &KvStore) -> Result<Record> {
         let algorithm = match (&self.compression, store.kind()) {
             // NCCL sums only on GPUs; host memory is summed by `auto`.

@@ -1,24 +1,24 @@
 //! Waits between jobs until the hypervisor takes no more processor time from this virtual machine.
 //!
-//! With free page reporting a virtual machine returns the memory that a job has freed to its hypervisor, from
-//! two seconds after the job's end, and its processors are stopped for that. So a job that follows at once
-//! pays for the memory that the last one has freed. The wait does not avoid what the next job pays to get
-//! memory back, nor what other guests take.
+//! With free page reporting, a virtual machine returns the memory that a job has freed to its hypervisor. It
+//! begins two seconds after the job's end, and stops the machine's processors meanwhile. So a job that
+//! follows at once is slowed down by the memory that the last job has freed. The wait avoids that. It does
+//! not avoid the time that the next job needs to get memory back, nor the time that other guests take.
 
 use std::time::Duration;
 
 use crate::hardware::ProcessorTime;
 
-/// The time in which nothing must have been taken.
+/// The time in which the hypervisor must have taken nothing.
 const QUIET: Duration = Duration::from_secs(3);
 /// After this the job is measured anyway.
 const LONGEST: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Returns when the hypervisor has taken no processor time for three seconds, but after at most 15 s, and at
-/// most as long as the last job took, `job`. Returns immediately after a job of less than three seconds,
-/// which frees little, and if the hypervisor has never taken any. `wait` sleeps; if it returns `false`, the
-/// wait ends.
+/// Returns when the hypervisor has taken no processor time for three seconds. It waits at most 15 s, and at
+/// most as long as the last job took (`job`). It returns immediately after a job of less than three seconds,
+/// which frees little memory, or if the hypervisor has never taken any time. `wait` sleeps; if `wait` returns
+/// `false`, the function returns.
 pub fn wait_until_quiet(
     job: Duration,
     read: &mut dyn FnMut() -> Option<ProcessorTime>,
@@ -45,8 +45,8 @@ pub fn wait_until_quiet(
 mod tests {
     use super::*;
 
-    /// The wait after a job, in ms, if the hypervisor has taken this many ticks before, and one more before
-    /// each of these reads.
+    /// Returns the wait after a job, in ms. The hypervisor has taken `before` ticks before the wait, and one
+    /// more tick before each read in `taken`.
     fn waited_ms(job_ms: u64, before: u64, taken: &[u64]) -> u128 {
         let (mut looks, mut waited) = (0, Duration::ZERO);
         let mut read = || {

@@ -18,19 +18,19 @@ use crate::usage::{Usage, cpu_s};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankReport {
     pub host: String,
-    /// The processor there.
+    /// The hardware of its host.
     pub hardware: Hardware,
     /// The seconds of each measured iteration.
     pub seconds: Vec<f64>,
-    /// Those of steps of training before them, since a barrier.
+    /// The seconds of the training steps before the measured ones, since a barrier.
     pub warmup_s: f64,
-    /// The resources that all of them used.
+    /// The resources that all measured iterations used.
     pub spent: ResourceUse,
-    /// The part of a core that the rank used while it waited for a late one.
+    /// The part of a core that the rank used while it waited for a late rank.
     pub waiting_cpu: Option<f64>,
     /// The growth of its memory.
     pub extra_rss_bytes: Option<u64>,
-    /// The optimizer's states that it has, if there is one.
+    /// The bytes of optimizer states on this rank, if there is an optimizer.
     pub state_bytes: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ pub fn record_of(ranks: &[RankReport], bytes: usize, record: Record) -> Result<R
     let usage = Usage {
         cpu_s_per_gb: mean(&cpu_s).map(|cpu_s| cpu_s / iterations as f64 / bytes as f64 * 1e9),
         waiting_cpu: mean(&waiting),
-        // Unknown if one rank does not know its own.
+        // Unknown if it is unknown on one rank.
         extra_rss_bytes: ranks
             .iter()
             .map(|rank| rank.extra_rss_bytes)
@@ -106,7 +106,7 @@ pub fn record_of(ranks: &[RankReport], bytes: usize, record: Record) -> Result<R
     .with_figures()
 }
 
-/// The hosts of the ranks, those that are alike together.
+/// The hosts of the ranks. Hosts with the same hardware are counted together.
 fn machines(ranks: &[RankReport]) -> Vec<Hosts> {
     let hosts: BTreeMap<&str, &Hardware> = ranks.iter().map(|rank| (rank.host.as_str(), &rank.hardware)).collect();
     let mut machines: Vec<Hosts> = Vec::new();
@@ -119,12 +119,13 @@ fn machines(ranks: &[RankReport]) -> Vec<Hosts> {
     machines
 }
 
-/// Every rank's `own`, in rank order. Collective; `key` and names that begin with it must be new.
+/// Returns every rank's `own`, in rank order. Collective; `key` and names that begin with `key` must be new.
 pub fn gather<T: Serialize + DeserializeOwned>(store: &KvStore, key: &str, own: &T) -> Result<Vec<T>> {
     gather_by(own, |name, numbers| rows(store, &format!("{key}.{name}"), numbers))
 }
 
-/// Every rank's `own`, by an `exchange` of as many numbers on every rank, which is called twice.
+/// Returns every rank's `own`. It calls `exchange` twice; in each call all ranks pass the same number of
+/// numbers.
 pub fn gather_by<T: Serialize + DeserializeOwned>(
     own: &T,
     mut exchange: impl FnMut(&str, &[f64]) -> Result<Vec<Vec<f64>>>,
@@ -133,7 +134,7 @@ pub fn gather_by<T: Serialize + DeserializeOwned>(
     let lens = exchange("lens", &[text.len() as f64])?;
     let longest = lens.iter().map(|len| len[0] as usize).max().unwrap_or(0);
     let mut padded: Vec<f64> = text.bytes().map(f64::from).collect();
-    // JSON may end with blanks.
+    // Blanks may follow JSON.
     padded.resize(longest, f64::from(b' '));
     let read = |row: &Vec<f64>| {
         let bytes: Vec<u8> = row.iter().map(|byte| *byte as u8).collect();
@@ -143,8 +144,8 @@ pub fn gather_by<T: Serialize + DeserializeOwned>(
     exchange("texts", &padded)?.iter().map(read).collect()
 }
 
-/// Every rank's `own`, in rank order: the sum of matrices that are zero except for one row. Collective; `key`
-/// must be new.
+/// Returns every rank's `own`, in rank order. It sums one matrix per rank, which is zero except for the
+/// rank's row. Collective; `key` must be new.
 fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let (ranks, width) = (store.num_workers(), own.len());
     let matrix = Tensor::zeros(DType::F64, &[ranks, width]);
@@ -161,8 +162,8 @@ fn rows(store: &KvStore, key: &str, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     Ok(rows)
 }
 
-/// Bytes that this host's network interfaces, except for the loopback, have sent and received; zeros if the
-/// system does not say.
+/// The bytes that this host's network interfaces, except for the loopback, have sent and received. Zeros if
+/// the system does not report them.
 fn traffic() -> (f64, f64) {
     std::fs::read_to_string("/proc/self/net/dev").map_or((0.0, 0.0), |text| sum_traffic(&text))
 }

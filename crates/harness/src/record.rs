@@ -10,10 +10,10 @@ use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;
 
-/// What the figures of a record mean; every record contains it.
+/// The meaning of a record's figures, which every record contains.
 pub const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; sparse: bytes are then those of the rows that each rank touches of a table; state_bytes: what the rank with most of the optimizer's states has of them";
 
-/// What the figures of a record of training mean.
+/// The meaning of the figures in a record of training.
 pub const TRAIN_NOTES: &str = "seconds: one sample for each step, from the last rank's end of the step before to the last rank's end of this one; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
 
 /// Samples of one operation on one payload, all of them verified.
@@ -28,7 +28,7 @@ pub struct Record {
     pub ranks: usize,
     pub hosts: usize,
     pub servers: usize,
-    /// What computes on the hosts, if the ranks said it.
+    /// The hardware of the hosts, if the ranks reported it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machines: Vec<Hosts>,
     /// Payload bytes of one rank in one iteration.
@@ -71,7 +71,7 @@ pub struct Train {
     pub compute_s: f64,
     pub exposed_s: f64,
     pub efficiency: f64,
-    /// The longer of `compute_s` and the mode's bound. `None` if that bound is not known.
+    /// The longer of `compute_s` and the mode's bound. `None` if the bound is not known.
     pub shortest_s: Option<f64>,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
@@ -123,7 +123,7 @@ impl Record {
         Ok(self)
     }
 
-    /// Makes it the record of a step that computes for `compute_s`.
+    /// Makes this the record of a training step that computes for `compute_s` seconds.
     #[must_use]
     pub fn with_train(mut self, compute_s: f64, batch: Option<usize>) -> Self {
         self.train = Some(Train {
@@ -138,8 +138,8 @@ impl Record {
         self
     }
 
-    /// Fills the bounds for `links`, with that of `mode`. A link between two racks may raise both, of a dense
-    /// payload, since each rack must receive the other's sum at least.
+    /// Fills in the bounds for `links`: that of an allreduce and that of `mode`. With a dense payload, a link
+    /// between two racks may raise both, since each rack must receive at least the sum of the other rack.
     #[must_use]
     pub fn with_links<'a>(
         mut self,
@@ -163,8 +163,9 @@ impl Record {
         self
     }
 
-    /// Reads the records that a job printed, whatever else is between, before or behind them: MPI libraries
-    /// and what they load print to stdout too. A record with unverified samples is an error.
+    /// Reads the records that a job printed, whatever else is printed before, between or behind them: MPI
+    /// libraries and the libraries that they load print to stdout too. A record with unverified samples is an
+    /// error.
     pub fn parse_list(origin: &str, printed: &str) -> Result<Vec<Record>> {
         let wrong = |what: &str| {
             let remedy = "a job must print one JSON array of records to stdout: run it by hand to see what it prints";
@@ -186,7 +187,7 @@ fn first_list(text: &str) -> Option<Vec<Record>> {
     starts.filter_map(list).find(|records| !records.is_empty())
 }
 
-/// The lines that indented JSON consists of: braces and brackets alone, `"name": value`, and numbers.
+/// The lines of `text` that may be indented JSON: only braces and brackets, `"name": value`, or a number.
 fn without_other_lines(text: &str) -> String {
     let is_json = |line: &&str| {
         let line = line.trim().trim_end_matches(',');

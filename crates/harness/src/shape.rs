@@ -14,7 +14,7 @@ use crate::link::{LinkRate, as_text};
 pub struct Shape {
     /// The number of hosts, from 1 to 100.
     pub hosts: usize,
-    /// The rate of every host's link that has none of its own.
+    /// The rate of the link of every host that has no rate of its own.
     pub rate: LinkRate,
     /// The hosts whose links have rates of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -72,7 +72,7 @@ impl fmt::Display for HostRate {
 
 as_text!(HostRate);
 
-/// The hosts with links of their own in words: ` with h3=500mbit`, or nothing.
+/// The hosts that have link rates of their own, in words: ` with h3=500mbit`. Empty if there are none.
 pub fn own_words(own: &[HostRate]) -> String {
     let words: Vec<String> = own.iter().map(ToString::to_string).collect();
     if words.is_empty() { String::new() } else { format!(" with {}", words.join(", ")) }
@@ -82,7 +82,7 @@ impl Shape {
     /// The number of hosts that a lab may have.
     pub const MOST_HOSTS: usize = 100;
 
-    /// An error unless a lab of this shape can be made.
+    /// Returns an error unless a lab of this shape can be made.
     pub fn check(&self) -> Result<()> {
         if !(1..=Self::MOST_HOSTS).contains(&self.hosts) {
             return Err(Error::argument(

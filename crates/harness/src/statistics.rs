@@ -1,4 +1,5 @@
-//! The median and spread of samples, whether two variants differ, and warnings that say what to do.
+//! The median and spread of samples, the test of whether two variants differ, and warnings that say what to
+//! do.
 //!
 //! The samples of one job share its connections, its memory and the cores that it got, so jobs count, not
 //! samples: variants are compared by the medians of their rounds. Each round is a new job.
@@ -13,12 +14,12 @@ const ENOUGH: usize = 5;
 const OUTLIER_SCORE: f64 = 3.5;
 /// A smaller part of the median is never called an outlier or a gain.
 pub const RESOLUTION: f64 = 0.02;
-/// The chance at which variants that do not differ may be called different.
+/// The probability, at most, of calling two variants different that do not differ.
 const SIGNIFICANCE: f64 = 0.05;
-/// The fewest rounds of each variant in which [`relation`] can find a difference: with three, complete
-/// separation is chance once in ten times.
+/// The fewest rounds of each variant in which [`relation`] can find a difference. With three rounds even
+/// complete separation has a probability of 1 in 10 by chance.
 pub const FEWEST_ROUNDS: usize = 4;
-/// A larger part of the processors' time taken by the hypervisor causes a warning.
+/// If the hypervisor takes more than this part of the processors' time, there is a warning.
 const STOLEN: f64 = 0.01;
 
 /// Median and spread of some samples, in the samples' unit.
@@ -29,16 +30,16 @@ pub struct Summary {
     pub median: f64,
     pub min: f64,
     pub max: f64,
-    /// The quarter point: a quarter of the samples is at or below it.
+    /// The first quartile: a quarter of the samples is at or below it.
     pub q1: f64,
-    /// The three-quarter point.
+    /// The third quartile.
     pub q3: f64,
     /// The median distance from the median.
     pub mad: f64,
 }
 
 impl Summary {
-    /// The summary of `samples`; `None` if there are none or one is not a finite number.
+    /// Summarizes `samples`. Returns `None` if there are no samples, or if one is not a finite number.
     pub fn of(samples: &[f64]) -> Option<Self> {
         if samples.is_empty() || samples.iter().any(|sample| !sample.is_finite()) {
             return None;
@@ -57,13 +58,13 @@ impl Summary {
         })
     }
 
-    /// Half the distance between the quarter points, as a part of the median: the `+-` that tables print.
+    /// Half the interquartile range divided by the median, which tables print after `+-`.
     pub fn relative_spread(&self) -> f64 {
         if self.median == 0.0 { 0.0 } else { (self.q3 - self.q1) / 2.0 / self.median }
     }
 }
 
-/// What can be said about the times of two variants.
+/// The relation of two variants' times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Relation {
     /// There are too few rounds to find any difference.
@@ -74,8 +75,8 @@ pub enum Relation {
     Apart,
 }
 
-/// Compares the medians of the rounds of two variants: they differ if a rank-sum test finds it at 5 % and
-/// their medians differ by more than 2 %.
+/// Compares the medians of the rounds of two variants. The variants differ if two things hold: a rank-sum
+/// test is significant at 5 %, and their medians differ by more than 2 %.
 pub fn relation(one: &[f64], other: &[f64]) -> Relation {
     let (Some(own), Some(theirs)) = (Summary::of(one), Summary::of(other)) else { return Relation::TooFewRounds };
     let ways = subsets(&vec![1; one.len() + other.len()], one.len()).iter().sum::<f64>();
@@ -86,10 +87,11 @@ pub fn relation(one: &[f64], other: &[f64]) -> Relation {
     if matters && rank_sum_chance(one, other) <= SIGNIFICANCE { Relation::Apart } else { Relation::Level }
 }
 
-/// The two-sided chance of a sum of ranks that is as far from its mean as that of `one`, if both have the
-/// same distribution (Mann and Whitney, "On a test of whether one of two random variables is stochastically
-/// larger than the other", 1947). It assumes no distribution, and is exact for few samples and with ties,
-/// whose ranks are the mean of their places: every choice of as many of the ranks is counted.
+/// The two-sided p-value of the rank-sum test (Mann and Whitney, "On a test of whether one of two random
+/// variables is stochastically larger than the other", 1947): the probability of a rank sum at least as far
+/// from its mean as that of `one`, if both have the same distribution. It assumes no particular distribution.
+/// It is exact also for few samples and with ties, since it counts every choice of `one.len()` of the ranks.
+/// Tied samples get the mean of their ranks.
 fn rank_sum_chance(one: &[f64], other: &[f64]) -> f64 {
     let all = [one, other].concat();
     // Twice the rank, a whole number.
@@ -105,7 +107,7 @@ fn rank_sum_chance(one: &[f64], other: &[f64]) -> f64 {
     as_far.map(|(_, count)| count).sum::<f64>() / ways.iter().sum::<f64>()
 }
 
-/// For each sum, how many choices of `count` of the numbers have it.
+/// For each sum, the number of choices of `count` of the numbers that add up to it.
 fn subsets(numbers: &[usize], count: usize) -> Vec<f64> {
     let width = numbers.iter().sum::<usize>() + 1;
     let mut ways = vec![vec![0.0; width]; count + 1];
@@ -162,7 +164,7 @@ pub fn warnings(samples: &[f64]) -> Vec<String> {
 pub fn doubt_of_stolen(part: f64) -> Option<String> {
     (part > STOLEN).then(|| {
         format!(
-            "{:.1} % of the processors' time was taken by the machine's host: times are too long by about as much; repeat when it is quiet",
+            "{:.1} % of the processors' time was taken by the machine's host: times are too long by about this part; repeat when the host is quiet",
             100.0 * part
         )
     })
@@ -238,7 +240,7 @@ mod tests {
         let close = |chance: f64, exact: f64| assert!((chance - exact).abs() < 1e-12, "{chance} is not {exact}");
         close(rank_sum_chance(&[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]), 2.0 / 70.0);
         close(rank_sum_chance(&[1.0, 2.0, 3.0], &[5.0, 6.0, 7.0]), 0.1);
-        // Eight of the 252 choices of five ranks of ten are as far from the mean.
+        // Of the 252 choices of five ranks of ten, eight have sums at least as far from the mean.
         close(rank_sum_chance(&[1.0, 2.0, 3.0, 5.0, 6.0], &[4.0, 7.0, 8.0, 9.0, 10.0]), 8.0 / 252.0);
         close(rank_sum_chance(&[1.0; 5], &[1.0; 5]), 1.0);
         close(rank_sum_chance(&[1.0, 1.0], &[1.0, 2.0]), 1.0);

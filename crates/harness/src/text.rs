@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use ringpull_base::{Error, Result};
 
-/// A time or a difference of times in three digits: `1.83 s`, `25.1 ms`, `-340 us`.
+/// A time or a difference of times with three digits: `1.83 s`, `25.1 ms`, `-340 us`.
 pub fn format_seconds(seconds: f64) -> String {
     let (value, unit) = match seconds.abs() {
         s if s >= 1.0 => (s, "s"),

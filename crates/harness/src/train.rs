@@ -1,5 +1,5 @@
-//! One rank's part in replaying a model's training steps: computing by the clock, real
-//! communication.
+//! One rank's part in replaying a model's training steps. Computing takes time by the clock; communication is
+//! real.
 //!
 //! A step begins with the backward pass: layer by layer from the last, the device computes and then the
 //! layer's gradients are pushed, to be summed in place. The forward pass follows: layer by layer from the
@@ -7,8 +7,8 @@
 //! of the computing. Nothing else synchronizes the ranks, so a rank may be as far ahead as its data allow, as
 //! in real training.
 //!
-//! Filling gradients and checking sums stand for the device's own reading and writing: they take place in its
-//! time.
+//! Filling gradients and checking sums stand for the device's own reading and writing, so their time is part
+//! of the device's time.
 
 use std::slice::from_ref;
 use std::time::Instant;
@@ -41,7 +41,7 @@ pub const WARMUP: &str = "warm-up";
 /// The part of a step's computing that is the backward pass.
 pub const BACKWARD: f64 = 2.0 / 3.0;
 
-/// Replays `network` and gives rank 0 the record. Collective; `store` must be new.
+/// Replays `network` and returns the record on rank 0. Collective; `store` must be new.
 pub fn run(
     store: &KvStore,
     network: &Network,
@@ -55,7 +55,7 @@ pub fn run(
     store.barrier()?;
     let (iters, warmup) = (plan.keys.iters, plan.keys.warmup);
     let mut before = ResourceUse::default();
-    // One device for all steps: it makes up for a delay in the next step.
+    // One device serves all steps, so it makes up for a delay in the next step.
     let mut device = Compute::start();
     for number in 0..warmup + iters {
         if let Some(progress) = progress {
@@ -82,9 +82,9 @@ pub fn run(
     Ok((store.rank() == 0).then_some(record))
 }
 
-/// No barrier joins the ranks between steps, and they take turns at being the last. So a step lasts from the
-/// last rank's end of the step before to the last rank's end of this one, both counted from the barrier that
-/// came first: the steps add up to what all of them took.
+/// No barrier joins the ranks between steps, and the last rank is not always the same one. So a step lasts
+/// from the moment when the last rank ends the previous step to the moment when the last rank ends this step.
+/// Both times count from the barrier before the first step, so the steps add up to their total time.
 fn count_to_the_last_end(ranks: &mut [RankReport]) {
     let end = |steps: usize| {
         let of_rank = |rank: &RankReport| rank.warmup_s + rank.seconds[..steps].iter().sum::<f64>();
@@ -129,7 +129,7 @@ impl<'a> Replay<'a> {
         Ok(Replay { store, network, plan, tensors, expected, accumulates })
     }
 
-    /// One step, in seconds.
+    /// Runs one step and returns its seconds.
     fn step(&mut self, device: &mut Compute, number: usize) -> Result<f64> {
         let start = Instant::now();
         for (index, layer) in self.network.layers.iter().enumerate().rev() {
@@ -137,7 +137,7 @@ impl<'a> Replay<'a> {
                 self.expected.fill(tensor, self.store.rank(), number);
                 Ok(())
             })?;
-            // The sooner the forward pass needs a layer, the higher its priority.
+            // A layer that the forward pass needs sooner has a higher priority.
             let priority = -(index as i32);
             for key in layer.keys.clone().rev() {
                 let tensor = from_ref(&self.tensors[key]);
@@ -177,7 +177,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// If pushes add up, checks the total of all steps up to `last`, which every rank has made.
+    /// If pushes add up, checks the total of all steps up to `last`. Every rank must have made these steps.
     fn check_total(&self, last: usize) -> Result<()> {
         if !self.accumulates {
             return Ok(());

@@ -1,4 +1,5 @@
-//! What a measurement costs besides time: processor seconds, memory, and the processor use of waiting ranks.
+//! The costs of a measurement besides its time: processor seconds, memory, and the processor use of waiting
+//! ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,12 +20,12 @@ pub struct Usage {
     /// Processor seconds of a rank for each GB (10^9 bytes) of its payload.
     #[serde(rename = "cpu_s_per_GB")]
     pub cpu_s_per_gb: Option<f64>,
-    /// The part of a core that a rank used while it waited for a late one.
+    /// The part of a core that a rank used while it waited for a late rank.
     pub waiting_cpu: Option<f64>,
-    /// The most that the memory of any rank, without its neighbours', grew since before the first iteration:
-    /// at any time of the warm-up, or at the end.
+    /// The largest growth of a rank's memory since before the first iteration, without its neighbours' memory
+    /// that it maps. It is read during the warm-up and at the end.
     pub extra_rss_bytes: Option<u64>,
-    /// The optimizer's states of the rank that has most of them.
+    /// The bytes of optimizer states on the rank that has the most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,
 }
@@ -51,12 +52,12 @@ pub fn cpu_s() -> f64 {
     used.tv_sec as f64 + used.tv_nsec as f64 * 1e-9
 }
 
-/// Watches the growth of this process's memory, without what it maps of its neighbours'.
+/// Watches the growth of this process's memory, without its neighbours' memory that it maps.
 #[derive(Debug)]
 pub struct Memory {
     before: Option<u64>,
     peak: Arc<AtomicU64>,
-    /// Dropped, it ends the watching thread.
+    /// The channel that the watching thread waits on. Dropping it ends the thread.
     watched: Option<Sender<()>>,
 }
 
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn memory_that_was_used_and_freed_counts() {
-        // Other tests of this process free memory meanwhile: once is enough.
+        // Other tests of this process may free memory meanwhile, so one success of ten is enough.
         let grown = (0..10).map(|_| {
             let memory = Memory::watch();
             let held = std::hint::black_box(vec![1u8; 64 << 20]);

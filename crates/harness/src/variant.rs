@@ -1,5 +1,5 @@
-//! What is measured: our own store in one of its modes, or a peer, which is somebody else's program on the
-//! same hosts. `compare` and `sweep` share this list of peers.
+//! The programs that are measured: our own store in one of its modes, or a peer, which is somebody else's
+//! program on the same hosts. `compare` and `sweep` share this list of peers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -70,7 +70,7 @@ impl Peer {
         }
     }
 
-    /// Returns true if it is a call of the MPI library, which needs no program but ours.
+    /// Returns true if the peer is a call of the MPI library, which needs no program except ours.
     pub fn is_mpi(self) -> bool {
         !matches!(self, Peer::Mxnet | Peer::Horovod | Peer::Gloo | Peer::RingpullHorovod | Peer::RingpullTorch)
     }
@@ -87,12 +87,12 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What is measured: whose program, in which mode, with which compression.
+/// One measured program, with its mode and compression.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Variant {
     /// `None` for our own store.
     pub peer: Option<Peer>,
-    /// The mode of our store. It also places the servers of a peer that has some.
+    /// The mode of our store. For a peer that has servers, it is the place of these servers.
     pub mode: Mode,
     pub compression: Option<Compression>,
     /// The allreduce of our store.
@@ -101,7 +101,7 @@ pub struct Variant {
     pub on_mpich: bool,
 }
 
-/// A group of variants with one colour in the charts, which is a class of the page.
+/// A group of variants with one colour in the charts. Each family is a CSS class of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
@@ -126,7 +126,7 @@ impl Family {
 }
 
 impl Family {
-    /// Its class on the page.
+    /// The family's CSS class on the page.
     pub fn class(self) -> &'static str {
         match self {
             Family::Allreduce => "allreduce",
@@ -144,7 +144,7 @@ impl Variant {
         Variant { peer: None, mode, compression: None, algorithm: AlgorithmChoice::Auto, on_mpich: false }
     }
 
-    /// The program of `peer`, where `mode` says.
+    /// The program of `peer`, with its servers in the place that `mode` gives.
     pub fn theirs(peer: Peer, mode: Mode) -> Self {
         Variant { peer: Some(peer), on_mpich: peer == Peer::Mpich, ..Variant::ours(mode) }
     }
@@ -153,7 +153,8 @@ impl Variant {
         Variant { on_mpich: true, ..Variant::ours(Mode::Allreduce) }
     }
 
-    /// Our own variants and those of `peers`: a peer with servers once for each of our `dist_sync` modes.
+    /// Our own variants and those of `peers`. A peer with servers occurs once for each of our `dist_sync`
+    /// modes.
     pub fn list(ours: &[Variant], peers: &[Peer]) -> Vec<Variant> {
         let sync = ours.iter().filter(|it| it.peer.is_none() && matches!(it.mode, Mode::Servers { sync: true, .. }));
         let theirs = peers.iter().flat_map(|peer| match peer {
@@ -176,13 +177,13 @@ impl Variant {
         ours.into_iter().chain(peers.map(|peer| Variant::theirs(*peer, Mode::Allreduce))).collect()
     }
 
-    /// The variables that its ranks need.
+    /// The environment variables that the variant's ranks need.
     pub fn env(self) -> Vec<(String, String)> {
         if self.algorithm != AlgorithmChoice::Auto {
             return vec![("RINGPULL_ALGORITHM".to_owned(), self.algorithm.to_string())];
         }
         let name = self.to_string();
-        // By Open MPI's own numbers, from 1.
+        // Open MPI numbers its algorithms from 1.
         let Some(number) = name.strip_prefix("openmpi:") else { return Vec::new() };
         let set = [("use_dynamic_rules", "1"), ("allreduce_algorithm", number)];
         set.map(|(name, value)| (format!("OMPI_MCA_coll_tuned_{name}"), value.to_owned())).to_vec()
@@ -237,9 +238,10 @@ impl fmt::Display for Variant {
 impl FromStr for Variant {
     type Err = Error;
 
-    /// A mode of ours, with its compression after a `+`, as in `dist_sync_mpi+2bit:0.5`; our allreduce with
-    /// its algorithm, as in `dist_sync_mpi:ring`; a peer; or MXNet with the mode that places its servers, as
-    /// in `mxnet:dist_sync:2`. The sweep calls our allreduce `ours` and `ours:mpich`.
+    /// Parses a variant, which is one of these: a mode of ours, with its compression after a `+`, as in
+    /// `dist_sync_mpi+2bit:0.5`; our allreduce with its algorithm, as in `dist_sync_mpi:ring`; a peer; or
+    /// MXNet with the mode that places its servers, as in `mxnet:dist_sync:2`. The sweep calls our allreduce
+    /// `ours` and `ours:mpich`.
     fn from_str(text: &str) -> Result<Self, Error> {
         if let Some(peer) = <Peer as ValueEnum>::from_str(text, false).ok().filter(|peer| *peer != Peer::Mxnet) {
             return Ok(Variant::theirs(peer, Mode::Allreduce));

@@ -25,7 +25,7 @@ const TAKEN: [&str; 13] = [
 ];
 
 impl Request {
-    /// An error unless the options fit the kind and each other.
+    /// Returns an error unless the options fit the kind and each other.
     pub fn check(&self) -> Result<()> {
         let (kind, slots, workers) = (self.kind.name(), self.slots(), self.workers);
         for (option, kinds) in USED_BY {

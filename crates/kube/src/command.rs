@@ -1,9 +1,9 @@
-//! Reads the words of a job's command: the program that they start, the store that they ask for, and the
-//! examples among them.
+//! Reads the words of a job's command: the program that they start, the store that they request, and the
+//! training example that they run.
 
-/// The word of a command that is one of our training examples, whose store is `local` by default. A bare
-/// `train` is ours if it is a program: the first word, or after `--`, `mpirun` or options with at most one
-/// value each.
+/// Returns the word of a command that is one of our training examples. The examples use `local` by default. A
+/// bare `train` is our example if it is a program: the first word, or a word after `--`, after `mpirun`, or
+/// after options with at most one value each.
 pub(super) fn example(command: &[String]) -> Option<&str> {
     let is_program = |at: usize| {
         let before = |back: usize| at.checked_sub(back).map(|at| command[at].as_str());
@@ -24,8 +24,8 @@ pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
-/// Divides a command into its words, with those of shells' scripts apart and `;` between their commands, and
-/// the texts of programs, as `python3 -c` and Kubeflow pipelines have them.
+/// Divides a command into its words and the texts of programs, as in `python3 -c` and in Kubeflow pipelines.
+/// A shell's script is divided into its words too, with `;` between its commands.
 pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>) {
     let (mut words, mut programs) = (Vec::new(), Vec::new());
     for (at, word) in command.iter().enumerate() {
@@ -45,8 +45,8 @@ pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>)
     (words, programs)
 }
 
-/// The words that ask for a kind of store, and the kind: an option or a variable by the names that MXNet's
-/// programs give it.
+/// Returns the words that request a kind of store, and the kind. They are an option or a variable with one of
+/// the names that MXNet's programs use.
 pub(super) fn store_of(command: &[String]) -> Option<(String, &str)> {
     command.iter().enumerate().find_map(|(at, word)| {
         let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
@@ -61,7 +61,8 @@ pub(super) fn store_of(command: &[String]) -> Option<(String, &str)> {
     })
 }
 
-/// Returns true if an option or a variable of this name is a kind of store, such as `--kvstore`, `KV_STORE`.
+/// Returns true if an option or a variable of this name holds a kind of store, such as `--kvstore` or
+/// `KV_STORE`.
 pub(super) fn is_store(name: &str) -> bool {
     let letters: String = name.chars().filter(|c| !"-_".contains(*c)).collect::<String>().to_lowercase();
     letters.ends_with("kvstore") || letters.ends_with("kvstoretype")

@@ -1,7 +1,8 @@
-//! A job of another kind: an MPIJob as a TrainJob with its runtime, and an MXJob as either.
+//! Converts a job to another kind: an MPIJob to a TrainJob with its runtime, and an MXJob to an MPIJob or a
+//! TrainJob.
 //!
-//! Pods are carried over whole. Parts that the other kind cannot have are listed. An MXJob's three roles
-//! become one MPI job that starts them by `ringpull launch`, so its image must hold that command and sshd.
+//! Pods are carried over whole. Parts that the other kind cannot have are listed. The three roles of an MXJob
+//! become one MPI job that starts them by `ringpull launch`, so the image must hold `ringpull` and sshd.
 
 use serde_json::{Value, json};
 
@@ -105,7 +106,7 @@ fn trainjob_of_mpijob(job: &Value, lost: &mut Vec<String>) -> Result<Vec<Value>>
             None => lost.push(format!("{role} has no container")),
         }
         let policy = replica["restartPolicy"].as_str().unwrap_or("Never");
-        // A child Job's pod says so itself.
+        // A child Job has its restart policy in its pod.
         template["spec"]["restartPolicy"] = json!(policy);
         template
     });
@@ -228,7 +229,7 @@ fn mpijob_of_mxjob(job: &Value, lost: &mut Vec<String>) -> Result<Value> {
         container["image"] = image.clone();
     }
     launcher["spec"]["containers"][0]["args"] = json!(launched);
-    // Ranks see what the launcher has.
+    // Ranks see the launcher's variables.
     launcher["spec"]["containers"][0]["env"] = env;
     let sshd = &mut worker["spec"]["containers"][0];
     sshd["command"] = json!(["/usr/sbin/sshd", "-De"]);

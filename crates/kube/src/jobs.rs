@@ -7,7 +7,7 @@ use crate::pod::{PodRole, SNAPSHOTS, metadata, pod, selector, ssh_folder, variab
 
 /// The path of the operators' list of hosts.
 pub(super) const HOSTFILE: &str = "/etc/mpi/hostfile";
-/// The path of mpi-operator's script that prints the workers that run.
+/// The path of mpi-operator's script that prints the running workers.
 pub(super) const DISCOVERY: &str = "/etc/mpi/discover_hosts.sh";
 /// The version of Kubeflow Trainer's objects.
 pub(super) const TRAINER: &str = "trainer.kubeflow.org/v1alpha1";
@@ -25,8 +25,8 @@ pub(super) fn objects(request: &Request) -> Vec<Value> {
     }
 }
 
-/// Adds the variables that Open MPI 5 needs, since the operators set those of Open MPI 4. Without the first,
-/// every rank runs on the launcher.
+/// Adds the variables that Open MPI 5 needs: the operators set only those of Open MPI 4. Without the first
+/// variable every rank runs on the launcher.
 fn add_open_mpi_5(container: &mut Value) {
     container["env"].as_array_mut().into_iter().for_each(|env| {
         env.extend([
@@ -53,8 +53,9 @@ fn launcher_args(request: &Request) -> Vec<String> {
     words
 }
 
-/// Returns the words that start an elastic job. It counts ranks, and the slots of a worker are the operator's
-/// variable. The name lets the launcher that replaces a lost one find the commits in the workers' memory.
+/// Returns the words that start an elastic job. The job counts ranks, and takes a worker's slots from the
+/// operator's variable. By the job's name, a launcher that replaces a lost launcher finds the commits in the
+/// workers' memory.
 fn elastic_words(request: &Request) -> String {
     let ranks = |workers: u32| u64::from(workers) * u64::from(request.slots());
     let least = ranks(request.min_workers.unwrap_or(request.workers));
@@ -78,8 +79,8 @@ fn mpijob(request: &Request) -> Value {
         "slotsPerWorker": request.slots(),
         "runLauncherAsWorker": request.launcher_works.then_some(true),
         "sshAuthMountPath": ssh_folder(request),
-        // A job that goes on with fewer workers must not wait for all of them. A gang is all pods, so its
-        // launcher cannot wait for the others to run: the entrypoint waits.
+        // A job that goes on with fewer workers must not wait for all of them. A gang starts all pods
+        // together, so its launcher cannot wait for the other pods to run: the entrypoint waits.
         "launcherCreationPolicy":
             if elastic || pods == 0 || request.gang.is_some() { "AtStartup" } else { "WaitForWorkersReady" },
         "mpiImplementation": "OpenMPI",
@@ -89,7 +90,8 @@ fn mpijob(request: &Request) -> Value {
             "Launcher": { "replicas": 1, "restartPolicy": "Never", "template": launcher },
             "Worker": (pods > 0).then(|| json!({
                 "replicas": pods,
-                // A worker that comes back has lost its ranks. An elastic job takes it in at its next commit.
+                // A worker that starts again has lost its ranks. An elastic job takes this worker in at its
+                // next commit.
                 "restartPolicy": if elastic { "OnFailure" } else { "Never" },
                 "template": pod(request, "worker", PodRole::SshWorker),
             })),
@@ -113,8 +115,8 @@ fn job(request: &Request) -> Value {
     object("batch/v1", "Job", &job_metadata(request), &spec)
 }
 
-/// The `TrainingRuntime` that a TrainJob refers to: how MPI jobs of this image run. It has a namespace, so
-/// that two teams do not overwrite each other's.
+/// The `TrainingRuntime` that a TrainJob refers to: the way in which MPI jobs of this image run. It belongs
+/// to a namespace, so that two teams do not overwrite each other's runtime.
 fn runtime(request: &Request) -> Value {
     let mut launcher = pod(request, "node", PodRole::Worker);
     add_open_mpi_5(&mut launcher["spec"]["containers"][0]);
@@ -140,7 +142,7 @@ fn runtime(request: &Request) -> Value {
                     },
                     {
                         "name": "launcher",
-                        // A gang is all pods, so none of them can wait for another to run.
+                        // A gang starts all pods together, so none of them can wait for another to run.
                         "dependsOn": request.gang.is_none().then(|| json!([{ "name": "node", "status": "Ready" }])),
                         "template": {
                             "metadata": { "labels": { "trainer.kubeflow.org/trainjob-ancestor-step": "trainer" } },
@@ -152,7 +154,7 @@ fn runtime(request: &Request) -> Value {
         },
     });
     let mut metadata = metadata(request, &format!("{}-runtime", request.name));
-    // By it the SDK of Trainer knows what the runtime is for.
+    // This label shows the runtime's purpose to the SDK of Trainer.
     metadata["labels"]["trainer.kubeflow.org/framework"] = json!("mpi");
     let mut runtime = object(TRAINER, "TrainingRuntime", &metadata, &spec);
     match request.gang {
@@ -223,8 +225,8 @@ fn claim(request: &Request) -> Value {
     object("v1", "PersistentVolumeClaim", &metadata(request, request.claim.as_deref().unwrap_or_default()), &spec)
 }
 
-/// The policy that nobody else connects to the pods of the job, whose ranks listen on ports of the system's
-/// choice.
+/// The NetworkPolicy that lets only pods of the job connect to its pods. The system chooses the ports on
+/// which ranks listen.
 fn network_policy(request: &Request) -> Value {
     let spec = json!({
         "podSelector": selector(request),
@@ -241,7 +243,7 @@ fn job_metadata(request: &Request) -> Value {
     metadata
 }
 
-/// A role of a job all of whose pods run the request's command.
+/// A role of a job in which all pods run the request's command.
 fn replica(request: &Request, replicas: u32, restart: &str, container: &str, role: PodRole) -> Value {
     let mut pod = pod(request, container, role);
     pod["spec"]["containers"][0]["args"] = json!(request.command);
@@ -262,7 +264,7 @@ fn run_policy(request: &Request) -> Value {
         "schedulingPolicy": gang,
     });
     if let (Some(least), true) = (request.min_workers, request.gang.is_some()) {
-        // By default all pods.
+        // The default is all pods.
         policy["schedulingPolicy"]["minAvailable"] = json!(least + u32::from(!request.launcher_works));
     }
     policy

@@ -1,12 +1,13 @@
 //! Kubernetes manifests of our jobs, and a linter of other people's.
 //!
-//! - [`options`]: the description of a job, and which kinds of job use which option; `check`: whether options
-//!   fit together; [`specification`]: the same from the dictionary that Kubeflow pipelines pass;
-//!   [`quantity`]: amounts of processor and memory; `names`: what Kubernetes accepts as names; `command`:
-//!   what the words of a command say; `suitability`: whether a command suits its kind of job;
-//! - `jobs`: the objects of each kind of job; `pod`: their pods; [`patch`]: what users merge into them;
-//! - [`schema`]: the fields that objects may have; [`security`]: what Pod Security allows;
-//! - [`lint`]: what will go wrong with a job; [`convert`]: a job of another kind.
+//! - [`options`]: the description of a job, and which kinds of job use which option; `check`: checks that
+//!   options fit together; [`specification`]: reads options from the dictionary that Kubeflow pipelines pass;
+//!   [`quantity`]: amounts of processor and memory; `names`: the names that Kubernetes accepts; `command`:
+//!   the meaning of a command's words; `suitability`: checks that a command suits its kind of job;
+//! - `jobs`: the objects of each kind of job; `pod`: the jobs' pods; [`patch`]: merges users' changes into
+//!   objects;
+//! - [`schema`]: the fields that objects may have; [`security`]: the rules of Pod Security;
+//! - [`lint`]: finds the faults of a job; [`convert`]: converts a job to another kind.
 //!
 //! All manifests expect the image of `mpijob/`, whose entrypoint waits for the hosts and passes the
 //! environment on.
@@ -38,7 +39,7 @@ use self::options::{Request, wrong};
 pub fn documents(request: &Request) -> Result<Vec<Value>> {
     request.check()?;
     let mut objects = jobs::objects(request);
-    // Faults that a file or a resource's name has brought in.
+    // A patch file or a resource's name may have brought in faults.
     for object in &objects {
         if let Some(fault) = schema::check(object).into_iter().next() {
             wrong(format!("{}: {}", fault.path, fault.what), fault.fix)?;

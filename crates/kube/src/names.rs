@@ -11,8 +11,8 @@ pub(super) fn is_label(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(legal) && !name.ends_with('-')
 }
 
-/// Returns true if `name` is a name of an object: labels with dots between them, each of which may begin with
-/// a digit.
+/// Returns true if `name` is a name of an object: labels with dots between them. Each label may begin with a
+/// digit.
 pub(super) fn is_domain(name: &str) -> bool {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let label =
@@ -49,7 +49,7 @@ pub(super) fn check_label(option: &str, name: &str) -> Result<()> {
     ))
 }
 
-/// An error if no registry has an image of this name.
+/// Returns an error if no registry can have an image of this name.
 pub(super) fn check_image(image: &str) -> Result<()> {
     let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
     let end = name.rfind('/').map_or(0, |at| at + 1);
@@ -75,7 +75,7 @@ pub(super) fn check_image(image: &str) -> Result<()> {
     Err(Error::argument(format!("invalid --image {image:?}"), remedy))
 }
 
-/// Returns true if the text is a digest as registries and the kubelet take it.
+/// Returns true if the text is a digest that registries and the kubelet accept.
 fn is_digest(text: &str) -> bool {
     let legal = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     text.strip_prefix("sha256:").is_some_and(|digest| digest.len() == 64 && digest.chars().all(legal))

@@ -1,5 +1,5 @@
-//! The description of a job: the options of `ringpull manifest`, and the kinds of job that use each. `check`
-//! says whether they fit together.
+//! The description of a job: the options of `ringpull manifest`, and the kinds of job that use each option.
+//! `check` checks that the options fit together.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,7 +30,7 @@ pub enum JobKind {
     Mxjob,
     /// A TFJob of workers, and of parameter servers if --servers is given.
     Tfjob,
-    /// The PersistentVolumeClaim that jobs mount. It is apart from them, so that deleting a job keeps it.
+    /// The PersistentVolumeClaim that jobs mount. It is a separate object, so deleting a job keeps the claim.
     Claim,
     /// A NetworkPolicy: only pods of the job may connect to its pods.
     NetworkPolicy,
@@ -45,7 +45,7 @@ const SEVERAL: &[JobKind] = &[Train, Compare, Ps, Trainjob, Mxjob, Tfjob];
 const MPI: &[JobKind] = &[Train, Compare, Ps, Trainjob];
 const MPIJOBS: &[JobKind] = &[Train, Compare, Ps];
 
-/// The kinds that use each option. Given to another kind, an option is an error.
+/// The kinds that use each option. An option that is given to another kind is an error.
 pub(super) const USED_BY: [(&str, &[JobKind]); 46] = [
     ("name", ALL),
     ("namespace", ALL),
@@ -118,7 +118,7 @@ pub enum PullPolicy {
 /// The level of Pod Security that a job passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum PodSecurity {
-    /// Any namespace without restrictions.
+    /// Namespaces without restrictions.
     Privileged,
     /// Namespaces that enforce `baseline`.
     Baseline,
@@ -126,7 +126,7 @@ pub enum PodSecurity {
     Restricted,
 }
 
-/// The most that a count in an object of Kubernetes can be.
+/// The largest count that an object of Kubernetes can have.
 const MOST: i64 = i32::MAX as i64;
 
 /// The documents of a YAML file.
@@ -140,7 +140,7 @@ pub struct Request {
     /// The kind of job.
     #[arg(skip = JobKind::Job)]
     pub kind: JobKind,
-    /// The options that were given, each with the word that gave it.
+    /// The options that were given, each with its word on the command line.
     #[arg(skip)]
     pub given: BTreeMap<String, String>,
     /// The name of the job; the names of its pods follow from it.
@@ -158,10 +158,10 @@ pub struct Request {
     /// A Secret with which nodes pull the image.
     #[arg(long, value_name = "SECRET")]
     pub pull_secret: Vec<String>,
-    /// Worker pods.
+    /// The number of worker pods.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub workers: u32,
-    /// Servers; 0 means as many as workers for ps and mxjob, and none for tfjob.
+    /// The number of servers; 0 means the number of workers for ps and mxjob, and none for tfjob.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub servers: u32,
     /// Ranks in each worker [default: one for each GPU, or 1].
@@ -170,7 +170,7 @@ pub struct Request {
     /// GPUs of each worker, as nvidia.com/gpu.
     #[arg(long, default_value_t = 0)]
     pub gpus: u32,
-    /// GPUs of each worker by the name of their resource, such as amd.com/gpu=2.
+    /// GPUs of each worker, by the name of their resource, such as amd.com/gpu=2.
     #[arg(long, value_name = "NAME=COUNT", value_parser = device, conflicts_with = "gpus")]
     pub gpu_resource: Option<(String, u32)>,
     /// The limit of cores of each worker, such as 4 or 500m.
@@ -179,10 +179,10 @@ pub struct Request {
     /// The limit of memory of each worker, such as 8Gi.
     #[arg(long, value_parser = Quantity::memory)]
     pub memory: Option<Quantity>,
-    /// The cores that each worker is sure to have [default: the limit, or 1].
+    /// The cores that are reserved for each worker [default: the limit, or 1].
     #[arg(long, value_name = "CPUS", value_parser = Quantity::cpus)]
     pub request_cpu: Option<Quantity>,
-    /// The memory that each worker is sure to have [default: the limit, or 1Gi].
+    /// The memory that is reserved for each worker [default: the limit, or 1Gi].
     #[arg(long, value_name = "MEMORY", value_parser = Quantity::memory)]
     pub request_memory: Option<Quantity>,
     /// The limit of cores of the launcher or scheduler.
@@ -194,8 +194,8 @@ pub struct Request {
     /// Run ranks in the launcher's pod too (runLauncherAsWorker).
     #[arg(long)]
     pub launcher_works: bool,
-    /// Run as uid 1000 with every capability dropped: passes Pod Security `restricted`. Without it a job
-    /// passes `baseline`; with --rdma (but for EFA) or --host-network it needs a `privileged` namespace.
+    /// Run as uid 1000 with every capability dropped: passes Pod Security `restricted`. Without this option a
+    /// job passes `baseline`; with --rdma (except EFA) or --host-network it needs a `privileged` namespace.
     #[arg(long)]
     pub non_root: bool,
     /// Start all pods together, or none.
@@ -207,12 +207,12 @@ pub struct Request {
     /// The local queue of Kueue that admits the job.
     #[arg(long, value_name = "QUEUE")]
     pub kueue: Option<String>,
-    /// Make the job elastic: when workers are lost or added it starts again on those that are there, at least
-    /// so many, from its last commit in their memory. The commits of each worker may take 8Gi, or half of
-    /// --memory.
+    /// Make the job elastic, with at least this number of workers. When workers are lost or added, it starts
+    /// again on the present workers, from its last commit in their memory. The commits of each worker may
+    /// take 8Gi, or half of --memory.
     #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
-    /// The most workers of an elastic job, whatever replicas are added [default: all].
+    /// The largest number of workers of an elastic job, however many replicas are added [default: all].
     #[arg(long, value_name = "N", requires = "min_workers", value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub max_workers: Option<u32>,
     /// The RDMA resource of each worker, such as rdma/ib, `rdma/hca_shared_devices_a=1` or
@@ -267,7 +267,7 @@ pub struct Request {
     /// All keys of a ConfigMap or a Secret as variables of every rank.
     #[arg(long, value_name = "configmap/NAME|secret/NAME", value_parser = env_from)]
     pub env_from: Vec<(&'static str, String)>,
-    /// The largest number of restarts of a failed job. With a checkpoint it resumes from there.
+    /// The largest number of restarts of a failed job. With a checkpoint the job resumes from the checkpoint.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub backoff_limit: u32,
     /// End the job after this many seconds.
@@ -288,8 +288,8 @@ pub struct Request {
     pub command: Vec<String>,
 }
 
-/// A request as it is read from a command line: with a note at each option of some kinds only, and with the
-/// options that were given.
+/// A request as it is read from a command line. It records which options were given. The help of an option
+/// has a note if only some kinds use this option.
 #[derive(Debug)]
 pub struct JobRequest(pub Request);
 
@@ -364,7 +364,7 @@ fn toleration(text: &str) -> Result<Value, String> {
     Ok(serde_json::json!({ "key": key, "operator": operator, "value": value, "effect": effect }))
 }
 
-/// The field of a container's `envFrom`, and the name in it.
+/// Returns the field of a container's `envFrom`, and the name for it.
 fn env_from(text: &str) -> Result<(&'static str, String), String> {
     match text.split_once('/') {
         Some(("configmap", name)) if !name.is_empty() => Ok(("configMapRef", name.to_owned())),
@@ -382,7 +382,7 @@ fn documents_of(path: &str) -> Result<Documents, String> {
 
 /// The uid, gid and group of files of a job that does not run as root: the image's `mpiuser`.
 pub const USER: u32 = 1000;
-/// The port on which the image's sshd listens, as root and not.
+/// The port on which the image's sshd listens, as root or as another user.
 pub const SSH_PORT: u16 = 2222;
 impl Request {
     /// A job of this kind with the default of each option.
@@ -428,8 +428,8 @@ impl Request {
         if self.servers == 0 { self.workers } else { self.servers }
     }
 
-    /// Returns true if registered memory needs the right to lock it. AWS's plugin of EFA sets the limit
-    /// itself.
+    /// Returns true if the container needs the right to lock memory, because its device registers memory.
+    /// AWS's plugin for EFA sets the limit itself.
     pub(crate) fn locks_memory(&self) -> bool {
         self.rdma.as_ref().is_some_and(|(name, _)| !name.ends_with("/efa"))
     }
@@ -447,7 +447,7 @@ impl Request {
 }
 
 impl JobKind {
-    /// The name of the subcommand that writes it.
+    /// The name of the subcommand that writes this kind.
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }

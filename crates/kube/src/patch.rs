@@ -1,8 +1,8 @@
-//! Strategic merge: an object is changed by another one that has only the fields to change.
+//! Strategic merge: changes an object by a patch, which has only the fields to change.
 //!
 //! Objects are merged field by field, and null removes a field. A list is merged element by element if its
-//! elements have a key (containers by their name, mounts by their path), else it is replaced. `$patch:
-//! delete` removes an element or an object, and `$patch: replace` replaces it whole.
+//! elements have a key (the name of a container, the path of a mount), else it is replaced. `$patch: delete`
+//! removes an element or an object, and `$patch: replace` replaces the whole element or object.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use ringpull_base::Result;
 use crate::options::wrong;
 use crate::schema::{self, Shape};
 
-/// Merges `patch` into the objects of its kind, and of its name if it has one.
+/// Merges `patch` into the objects that have its kind, and its name if it has a name.
 pub fn apply(objects: &mut [Value], patch: &Value) -> Result<()> {
     let (kind, name) = (patch["kind"].as_str(), patch["metadata"]["name"].as_str());
     let Some(kind) = kind else {

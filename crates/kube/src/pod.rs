@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::options::{JobKind, PullPolicy, Request, SSH_PORT, USER};
 use crate::quantity::Quantity;
 
-/// The folder of a volume in memory, for the commits of the workers of an elastic job. It outlives their
-/// containers.
+/// The folder of a volume in memory, for the commits of an elastic job's workers. The volume outlives the
+/// workers' containers.
 pub(super) const SNAPSHOTS: &str = "/run/snapshots";
 
 /// The role of a pod.
@@ -19,9 +19,9 @@ pub(super) enum PodRole {
     Worker,
     /// A worker in which `mpirun` starts ranks by ssh. It is ready when its sshd listens.
     SshWorker,
-    /// Has a worker's processors and memory, and no devices.
+    /// Has the processors and the memory of a worker, but no devices.
     Server,
-    /// Has processors and memory of its own: a launcher without ranks, a scheduler.
+    /// A launcher without ranks, or a scheduler. It has processors and memory of its own.
     Launcher,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn variable(name: &str, value: &str) -> Value {
 pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
     let (volumes, mounts) = volumes(request, role);
     let is_worker = matches!(role, PodRole::Worker | PodRole::SshWorker);
-    // A mesh's proxy refuses the ranks' connections, and it never ends.
+    // A service mesh's proxy refuses the ranks' connections, and never ends.
     let mut annotations = BTreeMap::from([("sidecar.istio.io/inject", "false".to_owned())]);
     if let Some(port) = is_worker.then(|| metrics_port(request)).flatten() {
         annotations.extend([("prometheus.io/scrape", "true".to_owned()), ("prometheus.io/port", port.to_string())]);
@@ -87,7 +87,7 @@ pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
                 },
                 "resources": resources(request, role),
                 "volumeMounts": mounts,
-                // Root's sshd needs some of the others.
+                // Root's sshd needs some of the other capabilities.
                 "securityContext": {
                     "allowPrivilegeEscalation": false,
                     "capabilities": { "drop": ["MKNOD", "NET_RAW"] },
@@ -103,7 +103,7 @@ pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
             "runAsUser": USER,
             "runAsGroup": USER,
             "fsGroup": USER,
-            // By default every file of a large volume is chowned at each start.
+            // The default changes the owner of every file of a large volume at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": { "type": "RuntimeDefault" },
         });
@@ -116,7 +116,7 @@ pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
         sshd["readinessProbe"] =
             json!({ "tcpSocket": { "port": SSH_PORT }, "initialDelaySeconds": 1, "periodSeconds": 2 });
     } else {
-        // Ranks in a worker have the launcher's variables and not those of their pod.
+        // Ranks in a worker get the launcher's variables, not those of their pod.
         spec["containers"][0]["env"] = json!(env(request));
         spec["containers"][0]["envFrom"] =
             json!(request.env_from.iter().map(|(kind, name)| json!({ *kind: { "name": name } })).collect::<Vec<_>>());
@@ -127,7 +127,7 @@ pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
         }
         if request.host_network {
             spec["hostNetwork"] = json!(true);
-            // Else names are those that the node knows.
+            // Otherwise the pod would find only the names that the node knows.
             spec["dnsPolicy"] = json!("ClusterFirstWithHostNet");
         }
         pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!(request.rdma_network);
@@ -138,18 +138,18 @@ pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
     pod
 }
 
-/// The port at which rank 0 serves metrics, if others than its own host may ask there. The pod of rank 0 is
-/// not known before the pods run.
+/// The port at which rank 0 serves metrics, if other hosts may ask there. The pod of rank 0 is not known
+/// before the pods run.
 fn metrics_port(request: &Request) -> Option<u16> {
     let (_, value) = request.env.iter().rfind(|(name, _)| name == "RINGPULL_METRICS")?;
     let address: SocketAddr = value.parse().ok()?;
     (!address.ip().is_loopback()).then_some(address.port())
 }
 
-/// Two workers of a node could not both listen on the port of ssh.
+/// Keeps workers on different nodes: two workers on one node could not both listen on ssh's port.
 fn keep_apart(request: &Request, affinity: &mut Value) {
     let workers = match request.kind {
-        // Trainer gives its pods no labels of its own; JobSet does.
+        // Trainer gives its pods no labels, but JobSet does.
         JobKind::Trainjob => json!({ "jobset.sigs.k8s.io/jobset-name": request.name }),
         _ => json!({
             "training.kubeflow.org/job-name": request.name,
@@ -164,7 +164,7 @@ fn keep_apart(request: &Request, affinity: &mut Value) {
     }
 }
 
-/// Sorted by name; the last value of a name counts.
+/// The variables, sorted by name. If a name occurs twice, the last value counts.
 fn env(request: &Request) -> Vec<Value> {
     let env: BTreeMap<_, _> = request.env.iter().map(|(name, value)| (name, value)).collect();
     env.into_iter().map(|(name, value)| variable(name, value)).collect()
@@ -177,7 +177,7 @@ fn resources(request: &Request, role: PodRole) -> Value {
         PodRole::Launcher => (&request.launcher_cpus, &request.launcher_memory),
         _ => (&request.cpus, &request.memory),
     };
-    // A limit without a request is the request too.
+    // If there is a limit and no request, Kubernetes takes the limit as the request too.
     let requests = match role {
         PodRole::Launcher => json!({
             "cpu": default("100m", cpus.is_some()),

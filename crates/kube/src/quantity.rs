@@ -34,12 +34,12 @@ const SUFFIXES: [(&str, f64); 16] = [
 ];
 
 impl Quantity {
-    /// The number it stands for.
+    /// The number that the quantity stands for.
     pub fn value(&self) -> f64 {
         value_of(&self.text).unwrap_or(0.0)
     }
 
-    /// An amount of memory, at least a mebibyte: `512m` would be half a byte.
+    /// Reads an amount of memory of at least a mebibyte: `512m` would be half a byte.
     pub fn memory(text: &str) -> Result<Self> {
         let quantity: Quantity = text.parse()?;
         if quantity.value() < 1024.0 * 1024.0 {
@@ -52,7 +52,7 @@ impl Quantity {
         Ok(quantity)
     }
 
-    /// A number of cores, at least a thousandth.
+    /// Reads a number of cores, at least a thousandth.
     pub fn cpus(text: &str) -> Result<Self> {
         let quantity: Quantity = text.parse()?;
         if !(0.001..=1e6).contains(&quantity.value()) {

@@ -1,7 +1,7 @@
 //! The fields of Kubernetes' and Kubeflow's objects: their names, types and merge keys.
 //!
-//! `schemas.json` holds the part of the operators' CustomResourceDefinitions that [`check`] needs: no text,
-//! and each structure once. `tests/schemas.rs` makes it and names its sources.
+//! `schemas.json` holds the part of the operators' CustomResourceDefinitions that [`check`] needs: no
+//! descriptions, and each structure only once. `tests/schemas.rs` makes this file and names its sources.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -25,7 +25,7 @@ pub enum Shape {
     Boolean,
     /// A number, possibly with a fraction.
     Number,
-    /// A whole number, at least and at most so much.
+    /// A whole number, with its least and its largest value.
     Integer(Option<i64>, Option<i64>),
     /// A quantity, such as 500m or 8Gi.
     Quantity,
@@ -33,27 +33,28 @@ pub enum Shape {
     Either,
     /// One of these texts.
     Enum(Vec<String>),
-    /// A list of a shape. Lists are merged by these fields of their elements; without one they are replaced.
+    /// A list: the shape of its elements, and the fields by which elements are merged. A list without such
+    /// fields is replaced.
     List(usize, Vec<String>),
-    /// An object with any names, and values of a shape.
+    /// An object with any names: the shape of its values.
     Map(usize),
-    /// An object with these fields, some of which it must have.
+    /// An object: the fields that it may have, and the names of those that it must have.
     Fields(BTreeMap<String, usize>, Vec<String>),
 }
 
 /// All kinds: the shape of each by `apiVersion/kind`, as an index into the shapes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schemas {
-    /// By `apiVersion/kind`.
+    /// The index of each kind's shape, by `apiVersion/kind`.
     pub kinds: BTreeMap<String, usize>,
-    /// Each shape once.
+    /// The shapes, each only once.
     pub shapes: Vec<Shape>,
 }
 
 static SCHEMAS: LazyLock<Schemas> =
     LazyLock::new(|| serde_json::from_str(include_str!("schemas.json")).expect("schemas.json is valid"));
 
-/// A value that does not have its shape.
+/// A value that does not fit its shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// The path of the fault, as names divided by dots.
@@ -71,7 +72,7 @@ pub(crate) fn shape_of(object: &Value) -> Option<&'static Shape> {
 }
 
 impl Shape {
-    /// The shape of a field, and whether the name is known.
+    /// The shape of the field `name`. `None` if the object has no such field.
     pub(crate) fn field(&self, name: &str) -> Option<&'static Shape> {
         match self {
             Shape::Fields(fields, _) => fields.get(name).map(|at| &SCHEMAS.shapes[*at]),
@@ -90,7 +91,7 @@ impl Shape {
     }
 }
 
-/// Returns the parts of an object that do not have its shape; nothing if its kind is not known.
+/// Returns the parts of an object that do not fit the shape of its kind. Empty if the kind is not known.
 pub fn check(object: &Value) -> Vec<Fault> {
     let mut faults = Vec::new();
     if let Some(shape) = shape_of(object) {

@@ -28,7 +28,7 @@ const POD: [(PodSecurity, &str, Requirement); 3] = [
     (Baseline, "hostIPC", BeAbsentOr(&["false"])),
 ];
 
-/// Rules of a pod's specification and of each container, whatever the other says.
+/// Rules that must hold both for a pod's specification and for each container.
 const BOTH: [(PodSecurity, &str, Requirement); 7] = [
     (Baseline, "securityContext.seccompProfile.type", BeAbsentOr(&["RuntimeDefault", "Localhost"])),
     (Baseline, "securityContext.appArmorProfile.type", BeAbsentOr(&["RuntimeDefault", "Localhost"])),
@@ -43,7 +43,7 @@ const BOTH: [(PodSecurity, &str, Requirement); 7] = [
     (Restricted, "securityContext.runAsUser", BeOtherThan("0")),
 ];
 
-/// Rules of each container. A value that the container does not have is the pod's.
+/// Rules for each container. If the container has no value, the pod's value counts.
 const CONTAINER: [(PodSecurity, &str, Requirement); 8] = [
     (Baseline, "securityContext.privileged", BeAbsentOr(&["false"])),
     (Baseline, "securityContext.procMount", BeAbsentOr(&["Default"])),
@@ -77,7 +77,7 @@ const CONTAINER: [(PodSecurity, &str, Requirement); 8] = [
 const VOLUMES: [&str; 8] =
     ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
 
-/// Calls of the kubelet, which may not name another host.
+/// Requests of the kubelet, which may not name another host.
 const HOOKS: [&str; 5] =
     ["livenessProbe", "readinessProbe", "startupProbe", "lifecycle.postStart", "lifecycle.preStop"];
 
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// A pod that passes `restricted`, and what each change of it breaks.
+    /// A pod that passes `restricted`, and the rules that each change of the pod breaks.
     #[test]
     fn each_rule_is_broken_by_a_pod_or_by_one_of_its_containers() {
         let own = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});

@@ -2,9 +2,10 @@
 //! strictly.
 //!
 //! `distribution_type` is `Job` (also if the dictionary is empty), `MPI`, `TF`, or our `PS`. The component
-//! multiplies strings and ignores unknown keys; here counts may be numbers or digits, and an unknown key is
-//! an error, as is one that the distribution does not use. Only `number_of_workers` of at most 1 may stand in
-//! a `Job`, as pipelines write it. Options of the command line are for settings that the dictionary lacks.
+//! multiplies strings and ignores unknown keys. Here a count may be a number or a string of digits. An
+//! unknown key is an error, and so is a key that the distribution does not use. There is one exception:
+//! `number_of_workers` of at most 1 is accepted and ignored in a `Job`, because pipelines write it. Options
+//! of the command line are for settings that the dictionary lacks.
 
 use serde_json::{Map, Value};
 
@@ -16,7 +17,7 @@ use crate::quantity::Quantity;
 /// Sets an option from the value of a key.
 type Set = fn(&mut Request, &str, &Value) -> Result<()>;
 
-/// The keys beside `distribution_type`, and the options that they stand for.
+/// The keys beside `distribution_type`, and the options that they set.
 const KEYS: [(&str, &str, Set); 6] = [
     ("number_of_workers", "workers", |request, key, value| count(key, value).map(|count| request.workers = count)),
     ("number_of_servers", "servers", |request, key, value| count(key, value).map(|count| request.servers = count)),

@@ -1,6 +1,6 @@
 //! The check whether a command suits its kind of job. A kind of job gives its processes a connection
-//! ([`PeerSetup`]), and the words of a command show what its program needs ([`Need`]). A table decides every
-//! pair of the two.
+//! ([`PeerSetup`]). The words of a command show the needs of its program ([`Need`]). A table decides every
+//! pair of a connection and a need.
 
 use ringpull_base::{Kind, Result, closest};
 
@@ -12,20 +12,20 @@ use crate::options::{JobKind, Request, wrong};
 pub(super) enum PeerSetup {
     /// No connection: there is one process.
     One,
-    /// No connection that a store reads: each process of a TFJob is alone.
+    /// No connection that a store can use: each process of a TFJob is alone.
     Apart,
     /// The ranks of one `mpirun`.
     Ranks,
     /// Servers, and workers that `ringpull launch` starts beside them.
     Launched,
-    /// The variables `DMLC_*` of a scheduler, a server or a worker, one in each pod.
+    /// The variables `DMLC_*`: each pod has one process, which is a scheduler, a server or a worker.
     Roles,
 }
 
 /// A need of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// No other process: its store is of one process.
+    /// No other process, because the program's store is of one process.
     Itself,
     /// MPI ranks, which sum by allreduce.
     Ranks,
@@ -37,7 +37,7 @@ pub(super) enum Need {
     Both,
     /// Ranks or servers. The program has a store, and the words do not show its kind.
     Store,
-    /// A pod of its own: the program starts its processes itself.
+    /// A job of one pod, in which the program starts its processes itself.
     Starts,
 }
 
@@ -57,7 +57,7 @@ const TRAIN: &str = "write ringpull manifest train, in a pipeline distribution_t
 const PS: &str = "write ringpull manifest ps, in a pipeline distribution_type PS: it starts a scheduler and servers";
 const HYBRID: &str = "give the command dist_sync_mpi or dist_sync: only ringpull launch --hybrid starts dist_hybrid";
 
-/// Returns the misfit of a job's setup and a program's need; `None` if they suit each other.
+/// Returns the misfit of a job's connection and a program's need. Returns `None` if they suit each other.
 pub(super) fn misfit(given: PeerSetup, need: Need) -> Option<Misfit> {
     use PeerSetup::{Apart, Launched, One, Ranks, Roles};
     Some(match (given, need) {
@@ -107,7 +107,7 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Evidenc
     found.extend(starter(&words));
     let variables = env.iter().filter(|(name, _)| is_store(name)).map(|(name, value)| format!("{name}={value}"));
     let variables: Vec<String> = variables.collect();
-    // A variable that the operator or the user sets says where the scheduler is.
+    // A variable of the operator or the user has the scheduler's address.
     let mut names = words.iter().chain(env.iter().map(|(name, _)| name));
     let knows_servers = names.any(|name| name.starts_with("DMLC_PS_ROOT_URI"));
     let store = store_of(&words).or_else(|| store_of(&variables));
@@ -116,11 +116,11 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Evidenc
         let name = kind.strip_prefix('$').map(|name| name.trim_matches(['{', '}']));
         let value = name.and_then(|name| env.iter().rfind(|(other, _)| other == name));
         let kind = value.map_or(*kind, |(_, value)| value);
-        // Other programs have variables of such names, too.
+        // Other programs have variables with such names, too.
         let certain = |need| need != Need::Itself || as_given.starts_with('-');
         found.extend(need_of(kind).map(|need| Evidence { is_certain: certain(need), ..shown(need, as_given) }));
     } else {
-        // A distributed kind by itself, or as the value of an option with any name.
+        // A distributed kind as a word of its own, or as the value of an option with any name.
         let texts = programs.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
         let mut values = words.iter().filter_map(|word| word.rsplit(['=', ':']).next()).chain(texts);
         let kind = values.find(|word| word.starts_with("dist_") && need_of(word).is_some());
@@ -204,7 +204,7 @@ fn starter(words: &[String]) -> Option<Evidence> {
 pub(super) fn misfits(given: PeerSetup, needs: &[Evidence]) -> Vec<(&Evidence, Misfit)> {
     let starts = needs.iter().find(|one| one.need == Need::Starts);
     let (given, needs): (_, Vec<&Evidence>) = match starts.filter(|_| given == PeerSetup::One) {
-        // A launcher's own options say whether it starts servers.
+        // For a launcher, its own options decide if it starts servers.
         Some(one) if one.words.contains("launch") => return Vec::new(),
         Some(_) => (PeerSetup::Ranks, needs.iter().filter(|one| one.need != Need::Starts).collect()),
         None => (given, needs.iter().collect()),
@@ -214,7 +214,7 @@ pub(super) fn misfits(given: PeerSetup, needs: &[Evidence]) -> Vec<(&Evidence, M
 
 impl Request {
     /// Returns the connection that this kind of job gives the processes of the command. Returns `None` if the
-    /// job runs no command, or one of its own.
+    /// job runs no command, or a command of its own.
     fn given(&self) -> Option<PeerSetup> {
         match self.kind {
             JobKind::Train | JobKind::Trainjob => Some(PeerSetup::Ranks),
@@ -298,7 +298,7 @@ mod tests {
         command.split(' ').collect()
     }
 
-    /// The error of a command, else its warning with a mark before it, else nothing.
+    /// The error of a command; else its warning with a mark before it; else an empty text.
     fn judged(request: &Request) -> String {
         let error = request.check().err().map(|error| error.to_string());
         let doubt = || request.doubt().map_or_else(String::new, |doubt| format!("warning: {doubt}"));
@@ -332,8 +332,8 @@ mod tests {
         }
     }
 
-    /// A row for each program; its columns are a train or trainjob, ps, mxjob, tfjob, and job. `x` is an
-    /// error, `?` a warning, `-` neither.
+    /// A row for each program. The columns are these kinds of job: train or trainjob, ps, mxjob, tfjob, job.
+    /// `x` is an error, `?` a warning, `-` neither.
     const TABLE: [(&str, &str); 41] = [
         ("python3 train.py", "-----"),
         ("python3 train.py --epochs 3 --data /train/dist_sync", "-----"),
@@ -392,7 +392,7 @@ mod tests {
                 let found: String = kinds.iter().map(|kind| mark(&request(*kind, &command))).collect();
                 assert_eq!(found, expected, "{spelling}: {command:?}");
                 assert_eq!(mark(&request(JobKind::Trainjob, &command)), found.chars().next().unwrap(), "{command:?}");
-                // A single process is no several.
+                // A TFJob with a single process is not several separate models.
                 let single = Request { workers: 1, ..request(JobKind::Tfjob, &command) };
                 assert_eq!(mark(&single), found.chars().last().unwrap(), "{command:?}");
             }
@@ -435,7 +435,7 @@ mod tests {
             let (what, hint) = error.split_once("hint: ").unwrap_or((&error, ""));
             assert!(what.contains(expected[0]) && hint.contains(expected[1]), "{kind:?} {command}: {error}");
         }
-        // A variable of the job is one of the program's.
+        // The program has the variables of the job.
         let env = [("MXNET_KVSTORE".to_owned(), "dist_sync_mpi".to_owned())].into();
         let error = judged(&Request { env, ..request(JobKind::Tfjob, &["python3", "a.py"]) });
         assert!(error.contains("tfjob with MXNET_KVSTORE=dist_sync_mpi"), "{error}");

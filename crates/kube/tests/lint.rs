@@ -56,7 +56,7 @@ fn each_mistake_is_found_by_its_rule_and_by_no_other() {
     assert!(mistakes.len() > 35);
     for Mistake { rule, why, set: changes } in mistakes {
         let mut job = clean.clone();
-        // The old role is removed after its contents are used by the new one.
+        // The old role is removed after the new role has got its contents.
         let replicas = job["spec"]["mpiReplicaSpecs"]["Worker"].clone();
         for (path, value) in &changes {
             let value = if path == "spec mpiReplicaSpecs worker" { &replicas } else { value };
@@ -76,7 +76,7 @@ fn every_rule_is_tested_and_every_finding_has_a_rule() {
     let of_others: Vec<OfOther> = serde_saphyr::from_str(include_str!("others.yaml")).unwrap();
     let mut tested: BTreeSet<&str> = mistakes.iter().map(|it| it.rule.as_str()).collect();
     tested.extend(of_others.iter().map(|it| it.rule.as_str()));
-    // Tested below.
+    // Tested in other functions below.
     tested.extend(["yaml", "pod-security"]);
     assert_eq!(tested, RULES.iter().map(|rule| rule.name).collect());
 }
@@ -101,7 +101,7 @@ fn mistakes_in_jobs_of_other_kinds_are_found() {
             .map(|it| it.rule)
             .collect();
         assert_eq!(found, BTreeSet::from([rule.as_str()]), "{why}: {:?}", report.findings);
-        // What a TrainJob says wrongly is found there.
+        // A fault of a TrainJob is reported in the TrainJob, not in its runtime.
         let found = report.findings.iter().find(|it| it.rule == rule).unwrap();
         let is_joined = objects.len() == 2;
         assert!(!is_joined || found.at.starts_with("document 2: spec.trainer."), "{why}: {found:?}");
@@ -114,7 +114,8 @@ fn samples_of_the_operators_have_no_error_and_few_warnings() {
     let report = lint(text);
     let errors: Vec<_> = report.findings.iter().filter(|it| it.level == LintLevel::Error).collect();
     assert!(report.jobs == 11 && errors.is_empty(), "{errors:?}");
-    // A script that waits by itself is ready for its workers, whose variables it reads.
+    // A script that waits by itself needs no other wait for its workers. It also reads the workers'
+    // variables.
     assert!(report.findings.iter().all(|it| !it.at.starts_with("document 11: ")), "{:?}", report.findings);
     for number in 1..=10 {
         let of = format!("document {number}: ");
@@ -139,7 +140,7 @@ fn pod_security_is_reported_by_level() {
 /// The book's page of rules.
 #[test]
 fn the_page_of_rules_has_every_rule() {
-    let mut page = "# What the linter finds\n\n`ringpull manifest lint` compares each object with the schema of its kind, then tries these rules on it. An\nerror is a job that fails or does not do what it says. A warning costs something or is probably not what is\nmeant. A note depends on the image or the cluster; `--level note` shows notes too.\n".to_owned();
+    let mut page = "# What the linter finds\n\n`ringpull manifest lint` compares each object with the schema of its kind, then tries these rules on it. An\nerror means that the job fails or does not do what its manifest says. A warning means that the job works, but\nwastes something or is probably not what its author meant. A note depends on the image or the cluster;\n`--level note` shows notes too.\n".to_owned();
     for (level, title) in [(LintLevel::Error, "Errors"), (LintLevel::Warning, "Warnings"), (LintLevel::Note, "Notes")] {
         write!(page, "\n## {title}\n\n| rule | what it finds |\n| --- | --- |\n").unwrap();
         for rule in RULES.iter().filter(|rule| rule.level == level) {
@@ -174,7 +175,7 @@ fn huge_numbers_do_not_stop_the_linter() {
     }
 }
 
-/// A job as it is found in public, with the rules that find something in it.
+/// A job like one in a public repository, with the rules that find something in it.
 #[derive(Deserialize)]
 struct PublicJob {
     like: String,

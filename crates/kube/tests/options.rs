@@ -1,5 +1,5 @@
-//! Tests the output of each option: it has an effect on a kind of job or is an error, and every output is
-//! valid by its schema, free of findings, and allowed by the level of Pod Security that the help states.
+//! Tests the output of each option. The option has an effect on a kind of job or is an error. Every output is
+//! valid by its schema, has no findings, and is allowed by the level of Pod Security that the help states.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ fn written(kind: JobKind, words: &[&str]) -> Result<(Request, Vec<Value>), Strin
     Ok((request, objects))
 }
 
-/// Each option with a value that is not its default, and what must be given beside it.
+/// Each option with a value that is not its default, and the other options that it needs.
 const EXAMPLES: [(&[&str], &[&str]); 45] = [
     (&["--name", "other"], &[]),
     (&["--namespace", "team"], &[]),
@@ -117,7 +117,7 @@ fn every_option_changes_what_a_kind_writes_or_is_an_error() {
             };
             let words: Vec<String> = words.iter().map(filled).collect();
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            // An option may replace one of the kind's own.
+            // An option may replace an option that the kind has by itself.
             let own = command_of(*kind);
             let own = match own.iter().position(|word| *word == words[0]) {
                 Some(at) => [&own[..at], &own[at + 2..]].concat(),
@@ -223,7 +223,7 @@ fn every_output_is_valid_and_clean_and_passes_the_stated_pod_security() {
                     PodSecurity::Baseline => Some(PodSecurity::Restricted),
                     PodSecurity::Restricted => None,
                 };
-                // A level that is stated too low is a mistake too.
+                // It is also a mistake if the stated level is too low.
                 assert!(!has_pods || above.is_none_or(|above| !breaches(above).is_empty()), "{words:?}");
                 number += 1;
             }
@@ -249,7 +249,7 @@ fn metrics_that_others_may_read_are_announced_on_every_pod_that_may_have_rank_0(
     for within in ["RINGPULL_METRICS=9400", "RINGPULL_METRICS=127.0.0.1:9400"] {
         assert!(announced(JobKind::Train, &["--env", within]).is_empty(), "{within}");
     }
-    // An annotation that is given is on every pod, the launcher's too, and counts.
+    // A given annotation is on every pod, the launcher's too, and replaces our own.
     let off = "prometheus.io/scrape: \"false\"";
     let given = announced(JobKind::Train, &[&open[..], &["--annotation", "prometheus.io/scrape=false"]].concat());
     assert_eq!(given, [off, one[0], off]);

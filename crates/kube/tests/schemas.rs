@@ -1,6 +1,6 @@
-//! `src/schemas.json` is what the operators' CustomResourceDefinitions say. They are not part of this
-//! repository: they are read from `RINGPULL_CRDS` or from `../shared/crds`; `SOURCES.tsv` there has the
-//! commit of each. With `RENEW=1` the file is made anew.
+//! Compares `src/schemas.json` with the operators' CustomResourceDefinitions. The definitions are not part of
+//! this repository: they are read from `RINGPULL_CRDS` or from `../shared/crds`, where `SOURCES.tsv` has the
+//! commit of each. With `RENEW=1` the test writes `src/schemas.json` again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const DEFINITIONS: [&str; 6] = [
     "trainer-v2.3.0/trainer.kubeflow.org_trainjobs.yaml",
 ];
 
-/// Fields whose elements Kubernetes merges by a key that the definitions do not name.
+/// Lists that Kubernetes merges by a key, although the definitions name no key.
 const MERGED: [(&str, &str); 9] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -31,7 +31,7 @@ const MERGED: [(&str, &str); 9] = [
     ("hostAliases", "ip"),
 ];
 
-/// Shapes, each once.
+/// The shapes, each only once.
 #[derive(Default)]
 struct Maker {
     shapes: Vec<Shape>,
@@ -59,7 +59,7 @@ impl Maker {
         Shape::List(self.add(shape), Vec::new())
     }
 
-    /// The metadata of any object, of which the definitions say only that it is an object.
+    /// The shape of any object's metadata. The definitions state only that it is an object.
     fn metadata(&mut self) -> Shape {
         let (texts, list) = (self.map_of(Shape::String), self.list_of(Shape::String));
         let anything = self.list_of(Shape::Any);

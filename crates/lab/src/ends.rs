@@ -1,9 +1,9 @@
-//! The table of ends: the effect of each process's end on its job. Pure functions of what the launcher knows,
-//! without a clock or a process.
+//! The table of ends: the effect of each process's end on its job. These are pure functions of the launcher's
+//! knowledge, without a clock or a process.
 //!
-//! [`meaning`] decides on a process that the launcher has started itself. [`awaited`] says how long the
-//! launcher waits for the others. [`of_mpirun`] is for a job of MPI ranks, whose processes `mpirun` ends
-//! together. [`beside_ranks`] is for a job with servers beside MPI ranks. The tests below hold the whole
+//! [`meaning`] decides on a process that the launcher has started itself. [`awaited`] returns how long the
+//! launcher waits for the other processes. [`of_mpirun`] is for a job of MPI ranks, whose processes `mpirun`
+//! ends together. [`beside_ranks`] is for a job with servers beside MPI ranks. The tests below hold the whole
 //! table.
 
 use std::os::unix::process::ExitStatusExt as _;
@@ -16,7 +16,7 @@ pub fn code_of(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-/// Returns true if a process with this exit code was ended by a signal, of which there are 64.
+/// Returns true if a process with this exit code was ended by a signal. Signals have numbers from 1 to 64.
 pub fn is_of_signal(code: i32) -> bool {
     (129..=192).contains(&code)
 }
@@ -28,11 +28,11 @@ pub enum EndOfProcess {
     Well,
     /// With another exit code of its own.
     Failed,
-    /// By a signal, with its host, or after the job had gone on without it.
+    /// By a signal, with its host, or after the job had gone on without this process.
     Lost,
 }
 
-/// The state of the other processes when one has ended, as far as the launcher knows it.
+/// The state of the other processes when one process has ended, as far as the launcher knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
 pub struct JobState {
@@ -40,9 +40,10 @@ pub struct JobState {
     pub has_failed: bool,
     /// True if a worker has ended well.
     pub has_succeeded: bool,
-    /// The number of running workers, without those that the job has gone on without.
+    /// The number of running workers that still belong to the job. An elastic job may have gone on without
+    /// some.
     pub workers: usize,
-    /// True if the process was started in the place of another, or the job has gone on without it.
+    /// True if the process was started in the place of another one, or if the job has gone on without it.
     pub is_surplus: bool,
     /// True if another process may still be started in its place.
     pub may_restart: bool,
@@ -57,24 +58,24 @@ pub enum EndEffect {
     Unneeded,
     /// The job goes on without it.
     Without,
-    /// The job goes on, and another is started in its place.
+    /// The job goes on, and another process is started in its place.
     Replaced,
-    /// The job fails with its exit code, and the others end.
+    /// The job fails with the exit code of this process, and the others end.
     Failure,
 }
 
-/// Decides what the end of a process means for its job. `least` is given for an elastic job, which goes on
-/// without lost workers if that many are left.
+/// Decides the effect of a process's end on its job. `least` is given for an elastic job: it goes on without
+/// lost workers if at least `least` workers are left.
 pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
     use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
     let JobState { has_failed, has_succeeded, workers, is_surplus, may_restart } = state;
     match (role, end, least) {
         (_, EndOfProcess::Well, _) => Nothing,
-        // The first failure is the job's, and the others end because of it.
+        // The first failure is the job's failure, and the other processes end because of it.
         _ if has_failed => Nothing,
-        // The workers have done their work.
+        // The workers have finished their work.
         (Role::Server | Role::Scheduler, ..) if workers == 0 && has_succeeded => Unneeded,
-        // The worker came or woke up too late: the job is done.
+        // The worker started or woke up too late: the job is finished.
         (Role::Worker, _, Some(_)) if is_surplus && has_succeeded => Unneeded,
         (Role::Worker, EndOfProcess::Lost, Some(least)) if workers >= least.max(1) => {
             if may_restart && !has_succeeded {
@@ -92,11 +93,11 @@ pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobSt
 pub enum RemainingTime {
     /// As long as they like.
     Unlimited,
-    /// For the job's grace: they have nothing left to do.
+    /// For the job's grace period, because the processes have nothing left to do.
     Grace,
-    /// For as long as they need to report whom they lost.
+    /// For the time that they need to report which process they lost.
     LastWords,
-    /// For as long as a replacement worker may need to learn that the job is over.
+    /// For the time that a replacement worker may need to learn that the job is over.
     Latecomer,
     /// Not at all.
     Ends,
@@ -114,10 +115,10 @@ pub fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Rem
     }
 }
 
-/// The end of an `mpirun`, and what its ranks have said of themselves.
+/// The end of an `mpirun`, and the reports of its ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MpirunEnd {
-    /// Its exit code; `None` if it hung and was killed.
+    /// The exit code of `mpirun`; `None` if it hung and was killed.
     pub code: Option<i32>,
     /// The signal that has interrupted the launcher.
     pub interrupted: Option<i32>,
@@ -135,12 +136,12 @@ pub struct MpirunEnd {
 pub fn of_mpirun(end: MpirunEnd) -> Option<i32> {
     match end {
         MpirunEnd { interrupted: Some(signal), .. } => Some(128 + signal),
-        // Errors that `mpirun`, servers or helpers meet after the last worker has ended well do not count.
+        // Errors of `mpirun`, servers or helpers do not count after the last worker has ended well.
         MpirunEnd { have_workers_succeeded: true, .. } => Some(0),
         MpirunEnd { was_ended: true, first_failure, .. } => Some(first_failure.unwrap_or(1)),
         MpirunEnd { code: None, have_all_ended, first_failure, .. } => first_failure.filter(|_| have_all_ended),
         MpirunEnd { code: Some(0), .. } => Some(0),
-        // MPICH's `mpiexec` ends with the codes of all ranks together.
+        // MPICH's `mpiexec` ends with the bits of all ranks' exit codes together.
         MpirunEnd { code: Some(code), first_failure, .. } => Some(first_failure.unwrap_or(code)),
     }
 }
@@ -161,14 +162,14 @@ impl ExitCodes {
     }
 }
 
-/// Returns the exit codes of one process in a job whose workers are the ranks of an `mpirun`. The process is
-/// a server, the scheduler, or the `mpirun` itself in the role of a worker. `ranks` says how the `mpirun`
-/// ended.
+/// Returns the exit codes of one process in a job in which the workers are the ranks of an `mpirun`. The
+/// process is a server, the scheduler, or the `mpirun` itself in the role of a worker. `ranks` is the end of
+/// the `mpirun`.
 pub fn beside_ranks(role: Role, code: i32, ranks: MpirunEnd) -> ExitCodes {
     match role {
         Role::Worker => ExitCodes::of(of_mpirun(ranks).unwrap_or(code)),
         _ if code == 0 => ExitCodes::of(0),
-        // If a rank failed before, it is the cause of the other failures.
+        // A rank that failed before is the cause of the other failures.
         _ => ExitCodes { own: code, of_job: ranks.first_failure.unwrap_or(code) },
     }
 }
@@ -217,14 +218,14 @@ mod tests {
             let words = format!("{least:?} {role:?} {end:?} {state:?}: {found:?}");
             let is_worker = role == Role::Worker;
             let is_done = state.has_succeeded && state.workers == 0;
-            // An end that is good, or follows a failure, changes nothing; no other passes without a word.
+            // A successful end, or an end after a failure, changes nothing. Every other end has an effect.
             assert_eq!(found == EndEffect::Nothing, end == EndOfProcess::Well || state.has_failed, "{words}");
             if found == EndEffect::Nothing {
                 return;
             }
-            // The exit code of a job whose workers have done their work is 0.
+            // If the workers have finished their work, the job's exit code is 0.
             assert!(is_worker || !is_done || found == EndEffect::Unneeded, "{words}");
-            // A worker's own error is the job's, unless the job has done without that worker.
+            // A worker's own error is the job's error, unless the job has finished without this worker.
             if is_worker && end == EndOfProcess::Failed && !(state.is_surplus && state.has_succeeded) {
                 assert_eq!(found, EndEffect::Failure, "{words}");
             }
@@ -232,8 +233,8 @@ mod tests {
             if least.is_none() {
                 assert_eq!(found == EndEffect::Failure, is_worker || !is_done, "{words}");
             }
-            // Nobody is started for a job that is done, or more often than is allowed, or where nobody is
-            // left.
+            // No process is started for a finished job, beyond the allowed number of restarts, or if no
+            // worker is left.
             if found == EndEffect::Replaced {
                 assert!(state.may_restart && state.workers > 0 && end == EndOfProcess::Lost, "{words}");
                 assert!(is_worker && !state.has_succeeded, "{words}");
@@ -245,7 +246,7 @@ mod tests {
         });
     }
 
-    /// The meaning of each end in the middle of a job, and when its workers have ended well.
+    /// The effect of each end in the middle of a job, and after its workers have ended well.
     #[test]
     fn the_table() {
         let running =
@@ -306,7 +307,7 @@ elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
         }
     }
 
-    /// The end of each process of a hybrid job in the middle of it, and when its ranks have ended.
+    /// The end of each process of a hybrid job: in the middle of the job, and after its ranks have ended.
     #[test]
     fn a_job_beside_ranks_ends_with_the_code_of_the_rank_that_failed_first_and_a_server_has_its_own() {
         let mut count = 0;
@@ -358,14 +359,14 @@ elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
             match end {
                 MpirunEnd { interrupted: Some(_), .. } => assert_eq!(found, Some(143), "{end:?}"),
                 MpirunEnd { have_workers_succeeded: true, .. } => assert_eq!(found, Some(0), "{end:?}"),
-                // What the launcher has ended has not gone well, and a rank's own code is the job's.
+                // A job that the launcher has ended has failed. A rank's own exit code is the job's.
                 MpirunEnd { was_ended: true, first_failure: None, .. } => assert_eq!(found, Some(1), "{end:?}"),
                 MpirunEnd { was_ended: true, .. } => assert_eq!(found, Some(3), "{end:?}"),
                 MpirunEnd { code: Some(0), .. } => assert_eq!(found, Some(0), "{end:?}"),
                 MpirunEnd { code: Some(_), first_failure, .. } => {
                     assert_eq!(found, first_failure.or(Some(9)), "{end:?}");
                 }
-                // Nothing is known of the ranks that have not said how they ended.
+                // If some ranks have not reported their end, the job's code is not known.
                 MpirunEnd { have_all_ended: false, .. } => assert_eq!(found, None, "{end:?}"),
                 MpirunEnd { first_failure, .. } => assert_eq!(found, first_failure, "{end:?}"),
             }

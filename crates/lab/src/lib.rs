@@ -1,11 +1,11 @@
-//! Emulated hosts, rehearsed faults, compared jobs and predictions: jobs on one machine that stand for those of
-//! a cluster.
+//! Emulated hosts, rehearsed faults, compared jobs and predictions: jobs on one machine that stand for jobs
+//! of a cluster.
 //!
 //! - [`hosts`]: emulated hosts joined by links of a rate;
-//! - [`rehearse`]: jobs that meet faults; [`ends`]: what the end of each process means for its job;
+//! - [`rehearse`]: jobs that meet faults; [`ends`]: the effect of each process's end on its job;
 //! - [`differ`]: the values of two kinds of store;
 //! - [`advise`]: steps of training predicted for any number of hosts;
-//! - [`status_client`]: jobs that run, asked for their status.
+//! - [`status_client`]: asks running jobs for their status.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "fields of findings and of options, for the command alone: their names say them")]
 

@@ -1,4 +1,5 @@
-//! Jobs that run, asked for their status at rank 0: by a socket on this host, or where they serve metrics.
+//! Asks running jobs for their status at rank 0: by a socket on this host, or at the address where they serve
+//! metrics.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -11,20 +12,20 @@ use rustix::process::Pid;
 use ringpull_base::status::{self, JobStatus};
 use ringpull_base::{Error, Result};
 
-/// Where a job's rank 0 listens.
+/// The place where a job's rank 0 listens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Place {
     Socket(PathBuf),
     Port(String),
 }
 
-/// Rank 0 takes up to a second for an answer, and another if somebody else asks it at the same time.
+/// Rank 0 takes up to a second for an answer, and a second more if somebody else asks it at the same time.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A job and its answer.
 pub type SeenJob = (Place, JobStatus);
 
-/// The jobs that are meant, each asked; an error if there is none.
+/// Finds the jobs that `job` means, and asks each of them. It is an error if there is none.
 pub fn find(job: Option<&str>) -> Result<Vec<SeenJob>> {
     if let Some(address) = job.filter(|job| job.contains(':')) {
         let place = Place::Port(address.to_owned());
@@ -102,7 +103,7 @@ fn converse(mut stream: impl Read + Write) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// The step of the process, if it is rank 0 of a job on this machine whose `TMPDIR` this is.
+/// The step of the process, if it is rank 0 of a job on this machine that has `temporary` as its `TMPDIR`.
 pub fn step_of(pid: Pid, temporary: &Path) -> Option<u64> {
     let socket = status::folder_in(temporary).join(pid.as_raw_nonzero().to_string());
     let status = ask(&Place::Socket(socket)).ok()?;

@@ -1,9 +1,9 @@
 //! The content of a store after each iteration of the pattern's inputs, to the last bit, with and without
 //! compression.
 //!
-//! A codec that treats each element by itself sees, for a periodic input, one period again and again: the
-//! reference codes one period of every rank with the scalar loops. `topk` is given inputs of which only as
-//! many elements are not zero as it sends.
+//! The inputs are periodic, and a codec that treats each element by itself codes every period alike. So the
+//! reference codes only one period of every rank, with the scalar loops. The inputs for `topk` have exactly
+//! as many elements beside zeros as `topk` sends.
 
 use std::ops::RangeInclusive;
 
@@ -28,8 +28,8 @@ pub struct ExpectedSums {
 }
 
 impl ExpectedSums {
-    /// The reference for `ranks` ranks of a store of `kind`; an error if the results cannot be checked
-    /// exactly.
+    /// Makes the reference for `ranks` ranks of a store of `kind`. It is an error if the results cannot be
+    /// checked exactly.
     pub fn new(ranks: usize, dtype: DType, kind: Kind, compression: Option<Compression>) -> Result<Self> {
         if let Some(compression) = compression.filter(|_| dtype != DType::F32) {
             return Err(Error::argument(
@@ -54,7 +54,8 @@ impl ExpectedSums {
         Ok(ExpectedSums { pattern, codec, kind, ranks, residuals, values, optimizer: None })
     }
 
-    /// The same, for a store whose values, f32 and 0 at first, `optimizer` updates by the sums.
+    /// Makes the reference for a store in which `optimizer` updates the values by the sums. The values are
+    /// f32, and 0 at first.
     #[must_use]
     pub fn updated_by(self, optimizer: &Optimizer) -> Self {
         ExpectedSums { optimizer: Some((optimizer.clone(), State::default())), ..self }
@@ -65,7 +66,8 @@ impl ExpectedSums {
         self.pattern.fill(tensor, rank, iteration);
     }
 
-    /// Advances to the store's content after `iteration`; to be called for each in turn, from 0.
+    /// Advances the reference to the store's content after `iteration`. It must be called for each iteration
+    /// in turn, from 0.
     pub fn advance(&mut self, iteration: usize) -> Result<()> {
         let accumulates = self.kind == Kind::DistAsync;
         let sums: Vec<f64> = match self.codec {
@@ -102,7 +104,7 @@ impl ExpectedSums {
             })
             .collect();
         let mut sum = vec![0f32; len];
-        // Servers give the sum of halves as it is; an allreduce brings it back in halves.
+        // Servers send the sum of exact codes uncompressed; an allreduce rounds it to the codec's type again.
         if self.kind.has_servers() && !self.kind.has_ranks() && codec.adds_exactly() {
             codes.iter().for_each(|code| codec.decode_add_at(Level::Scalar, code, &mut sum));
         } else {

@@ -1,7 +1,7 @@
 //! Push and pull of a list of keys, timed and verified.
 //!
-//! A store on devices is given a tensor on each of them, of which the first holds this rank's input and the
-//! others zeros: no copy from host memory is timed.
+//! A store on devices is given one tensor on each device: the first holds this rank's input, the others hold
+//! zeros. So no copy from host memory is timed.
 
 use std::time::Instant;
 
@@ -24,14 +24,14 @@ pub struct Iterations {
 /// A key and its tensors.
 struct KeyTensors {
     name: String,
-    /// Inputs are made and outputs verified here.
+    /// The tensor in host memory, in which inputs are made and outputs verified.
     host: Tensor,
     /// The tensors that are pushed and pulled: one on each device of the store, or the one in host memory.
     given: Vec<Tensor>,
 }
 
 impl KeyTensors {
-    /// The input of this rank, from host memory to where the store takes it.
+    /// Copies this rank's input from host memory to the device from which the store takes it.
     fn put(&self, store: &KvStore) -> Result<()> {
         let Some(devices) = store.devices() else { return Ok(()) };
         let (first, others) = self.given.split_first().expect("a store on devices has one");
@@ -40,10 +40,10 @@ impl KeyTensors {
         others.iter().try_for_each(|other| devices.overwrite(other, &zeros))
     }
 
-    /// Returns when the outputs are there.
+    /// Returns when the outputs are complete.
     fn wait(&self, store: &KvStore) -> Result<()> {
         match store.devices() {
-            // The store keeps an output until what becomes of it is queued on its stream.
+            // The store holds an output's lock until the writes to it are queued on its stream.
             Some(devices) => self.given.iter().try_for_each(|output| {
                 drop(output.read_anywhere()?);
                 devices.settle(output)
@@ -113,7 +113,8 @@ impl Iterations {
         self.take(store, iteration, || ()).map(|(seconds, (), ())| seconds)
     }
 
-    /// As [`seconds`](Self::seconds), with the readings of `meter` right before and right after.
+    /// As [`seconds`](Self::seconds), with the readings of `meter` right before and right after the
+    /// iteration.
     pub fn take<M>(&mut self, store: &KvStore, iteration: usize, meter: impl Fn() -> M) -> Result<(f64, M, M)> {
         let Iterations { keys, expected, accumulates } = self;
         for key in keys.iter() {

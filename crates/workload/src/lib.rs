@@ -2,10 +2,11 @@
 //!
 //! - [`models`]: the key lists of models;
 //! - [`pattern`]: inputs whose sums are known; [`expected`]: what a store must then hold;
-//! - [`iterations`]: push and pull of a list of keys, timed and verified; [`sparse`]: of rows of a table.
+//! - [`iterations`]: push and pull of a list of keys, timed and verified; [`sparse`]: push and pull of rows
+//!   of a table.
 //!
-//! The wheel holds this crate and not the command's, so that Python's loop and Rust's are measured in one
-//! process.
+//! The crate is apart from the command so that the Python package can have it too: Python's loop and Rust's
+//! are then measured in one process.
 
 #![forbid(unsafe_code)]
 

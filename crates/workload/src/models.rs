@@ -36,8 +36,8 @@ impl ModelKey {
     }
 }
 
-/// The key list of a model by name, or of a file, every tensor scaled to `scale` of its elements (at least
-/// one).
+/// Returns the key list of a model, by its name or from a file. Every tensor is scaled to `scale` times its
+/// number of elements, and keeps at least one element.
 ///
 /// At a scale other than 1 the tensors become vectors: only their sizes matter to a store.
 pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
@@ -58,8 +58,8 @@ pub fn load(model: &str, scale: f64) -> Result<Vec<ModelKey>> {
 /// Keys with their multiplications in a forward pass: of one image, or of one token in its sequence.
 type Counted = Vec<(ModelKey, Option<f64>)>;
 
-/// Adds a layer: its weights, each of which is multiplied `uses` times, and what is `beside` them, which is
-/// added once for each output and so is nothing beside the multiplications.
+/// Adds a layer. Each of its weights is multiplied `uses` times. The tensors `beside` the weights, such as a
+/// bias, are added once for each output, which is negligible beside the multiplications.
 fn add(keys: &mut Counted, name: &str, shape: &[usize], uses: f64, beside: &[&str]) {
     let weights = ModelKey::new(format!("{name}_weight"), shape);
     let multiplications = weights.len() as f64 * uses;
@@ -73,7 +73,8 @@ fn vgg16() -> Counted {
     let mut keys = Vec::new();
     let mut channels = 3;
     for (stage, (width, layers)) in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)].into_iter().enumerate() {
-        // A weight is used at every place of its output; a stage has half the side of the one before.
+        // A weight is used at every position of its output. Each stage has half the width and height of the
+        // stage before.
         let places = f64::from(224 >> stage).powi(2);
         for layer in 1..=layers {
             add(&mut keys, &format!("conv{}_{layer}", stage + 1), &[width, channels, 3, 3], places, &["bias"]);
@@ -116,11 +117,11 @@ fn resnet50() -> Counted {
 /// BERT-large (Devlin et al. 2018), uncased: 24 layers of width 1024 with a pooler and no head.
 fn bert_large() -> Counted {
     const WIDTH: usize = 1024;
-    /// The tokens of a sequence that it is trained on.
+    /// The tokens in a training sequence.
     const SEQUENCE: f64 = 512.0;
     let mut keys = Vec::new();
     for (name, rows) in [("word", 30522), ("position", 512), ("token_type", 2)] {
-        // It is looked up.
+        // An embedding is looked up, not multiplied.
         add(&mut keys, &format!("embedding_{name}"), &[rows, WIDTH], 0.0, &[]);
     }
     let norm = |keys: &mut Counted, name: &str| {
@@ -133,7 +134,7 @@ fn bert_large() -> Counted {
         for part in ["query", "key", "value"] {
             add(&mut keys, &name(part), &[WIDTH, WIDTH], 1.0, &["bias"]);
         }
-        // Every token is held against every other, for the scores and for the values.
+        // Attention multiplies every token with every token, once for the scores and once for the values.
         let uses = 1.0 + 2.0 * SEQUENCE / WIDTH as f64;
         add(&mut keys, &name("attention_out"), &[WIDTH, WIDTH], uses, &["bias"]);
         norm(&mut keys, &name("attention_norm"));
@@ -141,13 +142,13 @@ fn bert_large() -> Counted {
         add(&mut keys, &name("ffn_out"), &[WIDTH, 4 * WIDTH], 1.0, &["bias"]);
         norm(&mut keys, &name("ffn_norm"));
     }
-    // It sees one token of a sequence.
+    // The pooler sees one token of a sequence.
     add(&mut keys, "pooler", &[WIDTH, WIDTH], 1.0 / SEQUENCE, &["bias"]);
     keys
 }
 
-/// The unscaled keys of a model by name with their multiplications, or of a file with the third column of its
-/// lines.
+/// Returns the unscaled keys of a model with their multiplications. Those of a file are the third column of
+/// its lines.
 pub fn load_whole(model: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     match model {
         "vgg16" => Ok(vgg16()),
@@ -168,8 +169,8 @@ fn read(file: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
 }
 
 /// Parses lines of `name shape` or `name shape FLOPs`, the shape as `64x3x3x3`. Empty lines and lines that
-/// begin with `#` are skipped. FLOPs are those of the layer's forward pass, in any unit; all lines have them
-/// or none.
+/// begin with `#` are skipped. FLOPs are those of the layer's forward pass, in any unit. Either all lines
+/// have FLOPs or none has.
 pub fn parse(file: &str, text: &str) -> Result<Vec<(ModelKey, Option<f64>)>> {
     let mut keys: Vec<(ModelKey, Option<f64>)> = Vec::new();
     let mut seen = BTreeSet::new();
@@ -241,7 +242,7 @@ mod tests {
 
     #[test]
     fn the_built_in_models_have_the_published_multiplications() {
-        // BERT's are 24 layers of 12 x 1024^2 and 2 x 512 x 1024.
+        // BERT has 24 layers, each of 12 x 1024^2 and 2 x 512 x 1024 multiplications.
         for (model, published) in [("vgg16", 15.47e9), ("resnet50", 3.86e9), ("bert-large", 3.272e8)] {
             let counted: f64 = load_whole(model).unwrap().iter().filter_map(|(_, count)| *count).sum();
             assert!((counted / published - 1.0).abs() < 0.01, "{model}: {counted}");

@@ -3,13 +3,14 @@
 //!
 //! Element `e` of rank `r` in iteration `i` is `(e + i + r) mod m`. The sum over the ranks therefore has
 //! period `m` in `e`, whatever the number of ranks, and any mix-up of ranks' parts, elements or iterations
-//! changes it. In a sparse pattern of stride `s` it is 0 unless `s` divides `e + i`, and the period is `s m`.
+//! changes it. In a sparse pattern of stride `s` an element is 0 unless `s` divides `e + i`, and the period
+//! is `s m`.
 
 use ringpull_base::{DType, Element, Error, Result, Tensor, with_element};
 
-/// The period of the values: a prime, so that no power-of-two stride falls on it.
+/// The period of the values. It is a prime, so no power of two is a multiple of it.
 const PERIOD: usize = 17;
-/// Elements are filled and compared in runs of about this many, and of one period at least.
+/// The number of elements that are filled or compared at once: about this many, at least one period.
 const RUN_LEN: usize = 512 * PERIOD;
 
 /// The rule for one job: how large values may be so that every sum is exact.
@@ -22,7 +23,8 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern for `ranks` ranks; an error if sums over that many ranks are not exact in `dtype`.
+    /// Makes the pattern for `ranks` ranks. It is an error if sums over `ranks` ranks are not exact in
+    /// `dtype`.
     pub fn new(ranks: usize, dtype: DType) -> Result<Self> {
         Pattern::sparse(ranks, dtype, 1)
     }
@@ -39,7 +41,7 @@ impl Pattern {
         Ok(Pattern { modulus, stride, ranks, dtype })
     }
 
-    /// The number of elements after which values and sums come again.
+    /// The number of elements after which values and sums repeat.
     pub fn period(&self) -> usize {
         self.modulus * self.stride
     }

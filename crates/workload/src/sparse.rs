@@ -1,10 +1,11 @@
-//! Steps of a model with an embedding, of which each touches a few rows: drawn, pushed, pulled and verified.
+//! Steps of a model with an embedding. Each step touches a few rows, which are drawn, pushed, pulled and
+//! verified.
 //!
-//! The rows that a rank touches in an iteration follow from its number and the iteration's: the most frequent
-//! `touched` rows of a draw by Zipf's law, without replacement. The row of frequency rank `k` has the weight
-//! `1/k^s`; a draw gives each row an exponential time of that rate, and takes the earliest rows (Efraimidis
-//! and Spirakis 2006), which is the same as drawing words until `touched` different ones have come. Frequent
-//! rows lie anywhere in the table, as hashed ids do.
+//! The number of the rank and that of the iteration determine the rows that the rank touches: `touched` rows
+//! that are drawn by Zipf's law, without replacement. The `k`-th most frequent row has the weight `1/k^s`. A
+//! draw gives each row an exponentially distributed time with this weight as its rate, and takes the
+//! `touched` earliest rows (Efraimidis and Spirakis 2006). That has the same distribution as drawing rows
+//! until `touched` different rows were drawn. Frequent rows lie anywhere in the table, as hashed ids do.
 
 use std::time::Instant;
 
@@ -22,13 +23,13 @@ pub struct SparseSetup {
     pub width: usize,
     /// The rows that each rank touches in a step.
     pub touched: usize,
-    /// The exponent of Zipf's law; 0 touches all rows alike.
+    /// The exponent of Zipf's law; with 0 all rows are equally likely.
     pub zipf: f64,
 }
 
 impl SparseSetup {
-    /// A table of about `bytes` with rows of 64 elements, of which a step touches the part `touched`,
-    /// frequent rows by Zipf's law.
+    /// Makes a table of about `bytes` bytes with rows of 64 elements. A step touches the fraction `touched`
+    /// of the rows, drawn by Zipf's law.
     pub fn new(bytes: usize, touched: f64) -> Result<Self> {
         const WIDTH: usize = 64;
         let wrong = |what: String, remedy: &str| Err(Error::argument(what, remedy));
@@ -56,7 +57,7 @@ impl SparseSetup {
 /// Draws rows.
 pub struct Draws {
     setup: SparseSetup,
-    /// `k^s` of the row of frequency rank `k`, by the row.
+    /// For each row, `k^s` if it is the `k`-th most frequent row.
     rarity: Vec<f64>,
 }
 
@@ -90,8 +91,8 @@ impl Draws {
     }
 }
 
-/// Returns the distance of the rows of two neighbours in frequency, so that steps of it come to all rows
-/// once.
+/// Returns the distance in the table between a row and the next less frequent row. Steps of this distance
+/// visit every row once.
 fn step(rows: usize) -> usize {
     let gcd = |mut a: usize, mut b: usize| {
         while b > 0 {
@@ -103,7 +104,7 @@ fn step(rows: usize) -> usize {
     (golden.max(1)..=rows + 1).find(|step| gcd(*step, rows) == 1).expect("a number has no divisor with the next")
 }
 
-/// `SplitMix64`'s finaliser: a number that looks random and follows from `number`.
+/// `SplitMix64`'s finaliser: a number that looks random and is determined by `number`.
 pub fn mixed(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -116,28 +117,29 @@ pub fn adding() -> Optimizer {
     Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) }
 }
 
-/// Returns the gradient of a rank for a row, in its first column. The others have up to [`COLUMNS`] more.
+/// Returns the gradient of a rank for the first column of a row. In the other columns it is greater by up to
+/// [`COLUMNS`].
 fn pushed(rank: usize, iteration: usize, row: i64) -> f64 {
     (1 + (rank + iteration + row as usize) % 5) as f64
 }
 
 const COLUMNS: usize = 3;
 
-/// Iterations over an embedding, taken one by one. Each pushes the rows of this one and pulls those of the
-/// next, as a step of training does, and is verified.
+/// Iterations over an embedding, taken one by one. Each iteration pushes its own rows and pulls the rows of
+/// the next iteration, as a training step does. It is verified.
 pub struct SparseIterations {
     key: String,
     draws: Draws,
     ranks: usize,
     /// For each row the sum of the gradients of its first column, and the number of its pushes.
     sums: Vec<(f64, f64)>,
-    /// Different rows of all ranks, added up over the iterations.
+    /// The number of different rows that all ranks touch, added up over the iterations.
     union: usize,
     taken: usize,
 }
 
 impl SparseIterations {
-    /// For a new table `key` of `store`, whose pushes add to it. Collective.
+    /// Makes iterations over a new table `key` of `store`. A push adds to the table's value. Collective.
     pub fn new(store: &KvStore, key: &str, setup: SparseSetup) -> Result<Self> {
         if store.kind() == Kind::DistAsync {
             return Err(Error::argument(
@@ -153,8 +155,8 @@ impl SparseIterations {
         Ok(SparseIterations { key, draws, ranks, sums, union: 0, taken: 0 })
     }
 
-    /// The seconds of one iteration, whose rows have been verified, with the readings of `meter` right before
-    /// and right after. Iterations count from 0. Collective.
+    /// Runs one iteration and verifies its rows. Returns its seconds, with the readings of `meter` right
+    /// before and right after. Iterations count from 0. Collective.
     pub fn take<M>(&mut self, store: &KvStore, iteration: usize, meter: impl Fn() -> M) -> Result<(f64, M, M)> {
         let (setup, rank) = (self.draws.setup, store.rank());
         let (ids, next) = (self.draws.ids(rank, iteration), self.draws.ids(rank, iteration + 1));
@@ -177,7 +179,7 @@ impl SparseIterations {
         Ok((seconds, before, after))
     }
 
-    /// The different rows that all ranks touch in an iteration, on average of those taken.
+    /// The number of different rows that all ranks touch in an iteration, averaged over the iterations taken.
     pub fn union(&self) -> f64 {
         self.union as f64 / self.taken.max(1) as f64
     }

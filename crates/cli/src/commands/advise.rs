@@ -1,4 +1,4 @@
-//! `ringpull advise`: which mode is worth its hosts, before there are any.
+//! `ringpull advise`: predicts which mode is worth its hosts, before you have the hosts.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use ringpull_harness::variant::Variant;
 use ringpull_lab::advise::predict::Setting;
 use ringpull_lab::advise::{Advice, Choice, assumptions, rows, table, verdict};
 
-/// Beyond this a prediction takes minutes.
+/// With more hosts a prediction takes minutes.
 const MOST_HOSTS: usize = 10_000;
 
 #[derive(Debug, Args)]
@@ -33,7 +33,7 @@ pub(crate) struct AdviseArgs {
     /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
     #[arg(long)]
     model: String,
-    /// Scale every tensor to this part of its elements.
+    /// Scale every tensor to this fraction of its elements.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
     /// Seconds of computing in a step on one host.
@@ -46,7 +46,7 @@ pub(crate) struct AdviseArgs {
     /// repeated.
     #[arg(long, value_name = "HOST=RATE", value_delimiter = ',')]
     slow_host: Vec<HostRate>,
-    /// From one host to another, one way, such as 50us.
+    /// The time of a message from one host to another, such as 50us.
     #[arg(long, default_value = "50us", value_parser = parse_seconds)]
     latency: f64,
     /// Numbers of workers' hosts, 1 to 10000.
@@ -63,7 +63,7 @@ pub(crate) struct AdviseArgs {
     format: Format,
 }
 
-/// Predicts, and prints.
+/// Predicts steps, and prints them.
 pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     let (mut hosts, choices) = (args.hosts.clone(), choices(args));
     hosts.sort_unstable();

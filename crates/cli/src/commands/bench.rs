@@ -39,12 +39,12 @@ pub(crate) struct BenchArgs {
 enum BenchCommand {
     /// Sum plain buffers over all ranks, without the store.
     Allreduce(AllreduceArgs),
-    /// Give each rank its part of the sum, without the store.
+    /// Sum buffers and give each rank its part of the sum, without the store.
     #[command(name = "reduce_scatter")]
     ReduceScatter(CollectiveArgs),
-    /// Give every rank what each has, without the store.
+    /// Give every rank the buffers of all ranks, without the store.
     Allgather(CollectiveArgs),
-    /// Give each rank what every other has for it, without the store.
+    /// Exchange a block between every two ranks, without the store.
     Alltoall(CollectiveArgs),
     /// Push and pull keys through the store, of any kind.
     Pushpull(PushpullArgs),
@@ -62,9 +62,9 @@ pub(crate) struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
-    /// How buffers are summed: auto chooses by the cluster's model; ordered gives the same bits wherever the
+    /// How buffers are summed. auto chooses by the cluster's model; ordered gives the same bits wherever the
     /// ranks run; native is the MPI library's own `MPI_Allreduce`; the others are plans. halving is another
-    /// name of circulant; nccl works only for stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
+    /// name for circulant; nccl works only for stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
     #[arg(long, value_parser = Algorithms)]
     pub algorithm: Option<AlgorithmChoice>,
     /// Measured iterations of each size.
@@ -79,8 +79,8 @@ pub(crate) struct AllreduceArgs {
     /// Element type.
     #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     pub dtype: DType,
-    /// Seconds by which rank 0 is late in one more iteration, which measures the others' processor time while
-    /// they wait; 0 omits it.
+    /// Seconds by which rank 0 is late in one more iteration. This iteration measures the processor time of
+    /// the other ranks while they wait; 0 omits it.
     #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
     pub waiting: f64,
     /// Do not measure, but print what the algorithm would do for each size, by the cluster's model.
@@ -97,11 +97,11 @@ pub(crate) struct AllreduceArgs {
     mpirun -n 4 --oversubscribe ringpull bench alltoall --sizes 25MB --algorithms auto,native\n  \
     mpirun -n 4 --oversubscribe ringpull bench reduce_scatter --sizes 25MB --link 1gbit --format json")]
 pub(crate) struct CollectiveArgs {
-    /// What each rank has of a `reduce_scatter` or an alltoall, and gets of an allgather, separated by commas
-    /// and rounded down to equal blocks; MB is 10^6 bytes, MiB is 2^20.
+    /// A rank's input of a `reduce_scatter` or an alltoall, or output of an allgather. Sizes are separated by
+    /// commas and rounded down to equal blocks; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     sizes: String,
-    /// How it is done, separated by commas; several take turns, iteration by iteration.
+    /// The ways to do it, separated by commas. Several ways take turns, iteration by iteration.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "auto")]
     algorithms: Vec<Way>,
     /// Measured iterations of each size.
@@ -116,7 +116,7 @@ pub(crate) struct CollectiveArgs {
     /// Element type.
     #[arg(long, default_value = "f32", value_parser = super::dtypes())]
     dtype: DType,
-    /// The rate of each host's link, such as 1gbit, for the least time that is possible.
+    /// The rate of each host's link, such as 1gbit, to compute the least possible time.
     #[arg(long, default_value = "none")]
     link: LinkRate,
     /// A table for people or JSON for programs.
@@ -140,14 +140,14 @@ pub(crate) struct PushpullArgs {
     /// order.
     #[arg(long)]
     model: Option<String>,
-    /// Scale every tensor of the model to this part of its elements.
+    /// Scale every tensor of the model to this fraction of its elements.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
     /// Measured iterations of each payload.
     #[arg(long, default_value_t = 10)]
     iters: usize,
-    /// What updates the values by the sums, such as adam or sgd,momentum=0.9: then weights are read instead
-    /// of sums.
+    /// The optimizer that updates values by the sums, such as adam or sgd,momentum=0.9. Then ranks read
+    /// weights instead of sums.
     #[arg(long)]
     optimizer: Option<Optimizer>,
     /// Divide the optimizer's states over the ranks of `dist_sync_mpi`.
@@ -159,7 +159,7 @@ pub(crate) struct PushpullArgs {
     store: StoreArgs,
 }
 
-/// Measures, and prints on rank 0.
+/// Measures, and prints the records on rank 0.
 pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
     let format = match &args.what {
         BenchCommand::Allreduce(args) => args.format,
@@ -184,13 +184,13 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
 }
 
 impl AllreduceArgs {
-    /// The algorithm of the option, or else of the environment.
+    /// The algorithm that the option gives, or else the environment.
     fn algorithm(&self) -> Result<AlgorithmChoice> {
         self.algorithm.map_or_else(|| Ok(Config::from_env()?.algorithm), Ok)
     }
 }
 
-/// Reads the name of an algorithm, of which one ends with a number.
+/// Reads the name of an algorithm. One name ends with a number.
 #[derive(Clone)]
 pub(super) struct Algorithms;
 
@@ -225,7 +225,7 @@ fn run_collective(which: Collective, args: &CollectiveArgs) -> Result<Option<Vec
     collectives::run(which, &parse_sizes(&args.sizes)?, &args.algorithms, options)
 }
 
-/// A time of an option, in so many seconds a unit.
+/// Reads the time of an option, in units of `factor` seconds.
 fn time(option: &str, given: f64, unit: &str, factor: f64) -> Result<Duration> {
     let invalid = || format!("invalid {option} {given}: expected non-negative {unit}");
     let wrong = |_| Error::argument(invalid(), format!("give {unit}, such as {}", 0.25 / factor));
@@ -281,7 +281,7 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
 const HEAD: &str =
     "op,mode,algorithm,ranks,hosts,servers,payload,dtype,median,min,max,algbw,busbw,cpu s/GB,waiting,memory";
 
-/// One line for each record, then warnings about its samples.
+/// One line for each record, then warnings about the records' samples.
 fn table(records: &[Record]) -> String {
     let mut rows = Vec::new();
     let (mut doubts, mut states) = (Vec::new(), Vec::new());
@@ -312,7 +312,7 @@ fn table(records: &[Record]) -> String {
             ms(summary.min),
             ms(summary.max),
             rate(record.algbw_bytes_per_s),
-            // One rank sends nothing over any bus.
+            // A single rank sends nothing.
             if record.ranks > 1 { rate(record.busbw_bytes_per_s) } else { "-".to_owned() },
             or_dash(record.usage.cpu_s_per_gb.map(|cpu| format!("{cpu:.2}"))),
             or_dash(record.usage.waiting_cpu.map(|part| format!("{:.1} %", 100.0 * part))),

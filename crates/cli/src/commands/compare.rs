@@ -66,7 +66,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, default_value = "none")]
     pub(super) link: LinkRate,
     /// A worker's host, counted from 1, whose link has a rate of its own: 3=500mbit, or 3=SENDS/RECEIVES. May
-    /// be repeated. --hosts shapes that link; -H uses it for the bound.
+    /// be repeated. --hosts shapes this link; -H uses its rate for the bound.
     #[arg(long, value_name = "HOST=RATE", value_delimiter = ',')]
     slow_host: Vec<HostRate>,
     #[command(flatten)]
@@ -81,16 +81,17 @@ pub(crate) struct CompareArgs {
     #[arg(long, conflicts_with = "model", default_value = "25MB")]
     bytes: String,
     /// Measure plain allreduces of these sizes instead of a store: ours against --peers [default: all that
-    /// are installed], on all numbers of ranks from 2 on or on those of --scaling. The folder gets a JSON
-    /// file of this sweep and README.md, the page of all sweeps in it. Up to 1 MiB there are twice as many
-    /// --rounds, of ten times as many --iters.
+    /// are installed], on all numbers of ranks from 2 on, or on those of --scaling. The folder gets a JSON
+    /// file of this sweep, and README.md, the page of all sweeps in the folder. Sizes up to 1 MiB have twice
+    /// the number of --rounds, and ten times the number of --iters.
     #[arg(long, value_name = "SIZES", conflicts_with_all = ["bytes", "model", "modes", "sparse", "train", "resume", "hostfile", "slow_host", "uplink", "open"])]
     sizes: Option<String>,
     /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines.
     #[arg(long)]
     model: Option<String>,
-    /// Scale every tensor of the model to this part of its elements, and with it the number of elements from
-    /// which servers divide a key, unless `MXNET_KVSTORE_BIGARRAY_BOUND` is set.
+    /// Scale every tensor of the model to this fraction of its elements. Unless
+    /// `MXNET_KVSTORE_BIGARRAY_BOUND` is set, the number of elements from which on servers divide a key is
+    /// scaled too.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
     #[command(flatten)]
@@ -105,8 +106,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, requires = "train")]
     batch: Option<usize>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
-    /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and as many servers as workers on
-    /// the workers' hosts].
+    /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and a server on every worker's host].
     #[arg(long, value_delimiter = ',')]
     modes: Vec<Variant>,
     /// Other programs to compare with, on the same hosts.
@@ -122,9 +122,9 @@ pub(crate) struct CompareArgs {
     /// Iterations before the measured ones. After two, our jobs send no control message, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
-    /// Measure with these numbers of workers too, for a chart and a table of scaling: of times, or with
-    /// --train of efficiencies, beside the published ones. The largest is the number of emulated hosts if
-    /// only --link is given.
+    /// Measure with these numbers of workers too, for a chart and a table of scaling. They show times, or
+    /// with --train efficiencies beside the published ones. If only --link is given, the largest of these is
+    /// the number of emulated hosts.
     #[arg(long, value_name = "WORKERS", value_delimiter = ',')]
     pub(super) scaling: Vec<usize>,
     /// The folder for results.json, report.html and its first chart, chart.svg.
@@ -226,7 +226,7 @@ fn create(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|cause| Error::io("create", folder.display(), &cause))
 }
 
-/// The number of hosts that are emulated, if any are.
+/// The number of emulated hosts, if hosts are emulated.
 fn emulated(args: &CompareArgs) -> Option<usize> {
     let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
     args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|most| is_open && *most > 0))
@@ -241,7 +241,8 @@ fn testbed(args: &CompareArgs, racks: Option<RackShape>) -> Testbed {
     }
 }
 
-/// The modes to compare: few servers, and as many as serve the workers best on the same hosts.
+/// The modes to compare: one server, and the number of servers that serves the workers best on the same
+/// hosts.
 fn modes(args: &CompareArgs) -> Result<Vec<Variant>> {
     if !args.modes.is_empty() {
         return Ok(args.modes.clone());
@@ -271,7 +272,7 @@ pub(super) fn fewer_workers(args: &CompareArgs, most: usize) -> Result<Vec<usize
     Ok(fewer)
 }
 
-/// What an earlier comparison in --out measured, which must have had the same setup, except for its rounds.
+/// The measurements of an earlier comparison in --out, which must have the same setup, except for its rounds.
 fn known(args: &CompareArgs, setup: &Setup, variants: &[Variant]) -> Result<Vec<Measurement>> {
     let path = args.out.join("results.json");
     let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
@@ -302,7 +303,8 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {
     Ok(if results.any_failed() { FAILURE } else { SUCCESS })
 }
 
-/// The racks of the options. Dedicated servers would fill one of them, and no ratio would mean anything.
+/// The racks that the options give. It is an error if there are dedicated servers: they would fill one of the
+/// racks, and no ratio would mean anything.
 fn racks(args: &CompareArgs, extra: usize) -> Result<Option<RackShape>> {
     let racks = args.racks.racks();
     if racks.is_some() && emulated(args).is_none() {
@@ -320,7 +322,7 @@ fn racks(args: &CompareArgs, extra: usize) -> Result<Option<RackShape>> {
     Ok(racks)
 }
 
-/// An error if a host of --slow-host is not a worker's, or if neither --hosts nor -H gives hosts.
+/// Returns an error if a host of --slow-host is not a worker's, or if neither --hosts nor -H gives hosts.
 fn check_slow_hosts(args: &CompareArgs, workers: usize) -> Result<()> {
     let has_hosts = emulated(args).is_some() || args.hostfile.is_some();
     let Some(slow) = args.slow_host.iter().find(|slow| !has_hosts || !(1..=workers).contains(&slow.host)) else {
@@ -332,16 +334,16 @@ fn check_slow_hosts(args: &CompareArgs, workers: usize) -> Result<()> {
     ))
 }
 
-/// What every variant pushes and pulls.
+/// The payload that every variant pushes and pulls.
 struct Payload {
-    /// Such as `25 MB` or `vgg16, 32 tensors, 553 MB`.
+    /// The payload in words, such as `25 MB` or `vgg16, 32 tensors, 553 MB`.
     words: String,
     /// Bytes of one worker.
     bytes: u64,
     keys: Vec<ModelKey>,
-    /// The arguments of `ringpull bench` that name it.
+    /// The arguments of `ringpull bench` that name the payload.
     named: Vec<String>,
-    /// The table, if its rows are the payload.
+    /// The table, if rows of a table are the payload.
     table: Option<SparseSetup>,
 }
 
@@ -385,7 +387,7 @@ impl Payload {
     }
 }
 
-/// An error if a variant cannot be run at all: its row would be missing.
+/// Returns an error if a variant cannot be run at all, because its row would be missing.
 fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
     let peers = variants.iter().filter_map(|variant| variant.peer);
     if args.train && peers.clone().any(Peer::is_mpi) {
@@ -418,7 +420,7 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
     Ok(())
 }
 
-/// How steps of training are replayed by `workers` workers with gradients of `bytes` bytes.
+/// The way in which `workers` workers with gradients of `bytes` bytes replay training steps.
 fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> {
     let model = args.model.clone().unwrap_or_default();
     let scaled = args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, bytes as f64, rate));

@@ -1,4 +1,5 @@
-//! `ringpull differ`: whether two kinds of store give the same values, and if not, where and why.
+//! `ringpull differ`: compares the values of two kinds of store, and finds the place and the cause of a
+//! difference.
 
 use std::path::PathBuf;
 
@@ -10,7 +11,8 @@ use super::{FAILURE, Format, SUCCESS, Status, print, status_of_signal};
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_lab::differ::{Cause, DifferPlan, KIND, differ};
 
-/// Bytes of values that each worker writes, for the size of a difference; all are compared by hash.
+/// The bytes of values that each worker writes, to compute the size of a difference. All values are compared
+/// by their hashes.
 const VALUE_BYTES: u64 = 1_000_000_000;
 
 #[derive(Debug, Args)]
@@ -37,7 +39,7 @@ pub(crate) struct DifferArgs {
     /// The number of workers.
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
-    /// The number of servers, for kinds that have them [default: as many as workers].
+    /// The number of servers, for kinds that have them [default: the number of workers].
     #[arg(short = 's', long, value_parser = clap::value_parser!(u32).range(1..))]
     num_servers: Option<u32>,
     /// The two kinds.
@@ -83,7 +85,7 @@ pub(crate) fn run(args: DifferArgs) -> Result<Status> {
     })
 }
 
-/// Two kinds of which each has steps, and several workers.
+/// Returns the two kinds. Each must have steps, and several workers.
 fn kinds(given: &[Kind]) -> Result<[Kind; 2]> {
     let &[one, other] = given else {
         return Err(Error::argument("--kinds names two kinds", "give two, such as --kinds dist_sync,dist_sync_mpi"));

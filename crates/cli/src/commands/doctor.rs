@@ -1,5 +1,5 @@
-//! `ringpull doctor`: what would stop a job from running on this host, on those of a hostfile, or on those of
-//! a job.
+//! `ringpull doctor`: finds what would stop a job from running on this host, on the hosts of a hostfile, or
+//! on the hosts of a job.
 
 use std::path::PathBuf;
 
@@ -36,11 +36,11 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     /// Check devices instead: kernels, collectives, stores, speed. `cuda` (all), `cuda:0,2`, or simulated
-    /// ones such as `sim:2`. Ranks of a job check a store over all of them.
+    /// devices such as `sim:2`. The ranks of a job check a store over all devices.
     #[arg(long, value_name = "DEVICES", num_args = 0..=1, require_equals = true, default_missing_value = "cuda", conflicts_with = "hostfile")]
     gpu: Option<String>,
-    /// Bytes of each buffer that is measured on a GPU; by default far more than any cache holds. 4KiB or a
-    /// multiple of that.
+    /// Bytes of each buffer that is measured on a GPU: a multiple of 4KiB. The default is far more than any
+    /// cache holds.
     #[arg(long, default_value = "256MiB", requires = "gpu")]
     bytes: String,
     /// A folder for the findings on GPUs as JSON and as a table.
@@ -58,12 +58,12 @@ pub(crate) struct DoctorArgs {
     /// A host to connect to, as name:port.
     #[arg(long, hide = true)]
     towards: Vec<String>,
-    /// Be one of the ranks that report what MPI gives them.
+    /// Be one of the ranks that report the properties of MPI.
     #[arg(long, hide = true)]
     probe: bool,
 }
 
-/// Gathers, judges and prints.
+/// Gathers facts, judges them and prints the findings.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     if args.probe {
         return probe::rank().map(|()| SUCCESS);
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
         }
         None if in_job => {
             let facts = hosts::of_ranks()?;
-            // Every rank has all facts; one prints.
+            // Every rank has all facts; one rank prints.
             if !config::is_first_rank() {
                 return Ok(SUCCESS);
             }

@@ -1,4 +1,5 @@
-//! `ringpull info`: what this build and this machine can do, and what a shell and `man` know of the command.
+//! `ringpull info`: prints the abilities of this build and this machine, completions for a shell, and man
+//! pages.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -33,8 +33,8 @@ pub(crate) struct LabArgs {
 enum LabAction {
     /// Create the hosts; replace a lab that is different.
     ///
-    /// While they are up, `kernel.sched_autogroup_enabled` is off, so that ranks and not sessions share this
-    /// machine's processors.
+    /// While the hosts are up, `kernel.sched_autogroup_enabled` is off, so that this machine's processors are
+    /// shared by rank and not by session.
     #[command(after_help = "Examples:
   ringpull lab up 8 200mbit                        eight hosts with links of 200 Mbit/s
   ringpull lab up 8 1gbit --uplink 250mbit         two racks of four
@@ -55,7 +55,7 @@ enum LabAction {
         #[command(flatten)]
         racks: RackArgs,
     },
-    /// Give hosts of a lab that is up links of other rates, also while a job runs there.
+    /// Change the rates of hosts' links, also while a job runs on the hosts.
     #[command(after_help = "Examples:
   ringpull lab rate h3=100mbit                     from now on h3's link is slow
   ringpull lab rate h3=100mbit/200mbit,h4=50mbit   h3 sends at 100 Mbit/s and receives at 200")]
@@ -82,7 +82,8 @@ pub(crate) struct RackArgs {
     /// Divide the hosts into two racks, each with its own bridge, and join them by one link of this rate.
     #[arg(long, value_name = "RATE")]
     uplink: Option<LinkRate>,
-    /// Assign hosts, and so ranks, to the two racks in turn; without it each rack has one half of them.
+    /// Assign hosts, and so ranks, to the two racks in turn. Without this option the first half of the hosts
+    /// is in the first rack.
     #[arg(long, requires = "uplink")]
     alternate: bool,
 }

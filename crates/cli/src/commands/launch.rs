@@ -33,7 +33,7 @@ use crate::mpirun::Mpirun;
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
-  ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python train.py   goes on in the processes left
+  ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python train.py   survivors go on
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
 
 A hostfile has one host, host:4 or host slots=4 per line; those of Open MPI, MPICH, PBS and Grid
@@ -60,16 +60,17 @@ pub(crate) struct LaunchArgs {
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(required_unless_present = "elastic")]
     num_workers: Option<u32>,
-    /// The number of servers; 0 starts MPI ranks [default: 0, or as many as workers if the command has a
-    /// `--kv-store` with servers, as with MXNet's launch.py].
+    /// The number of servers; 0 starts MPI ranks [default: 0; if the command has a `--kv-store` with servers,
+    /// the number of workers, as with MXNet's launch.py].
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
-    /// The workers are MPI ranks, and have servers too: for `dist_hybrid` (launchers local, ssh, lab)
+    /// Start workers that are MPI ranks and also have servers, for `dist_hybrid` (launchers local, ssh, lab)
     /// [default if the command has `--kv-store dist_hybrid`].
     #[arg(long, conflicts_with_all = ["elastic", "helpers"])]
     hybrid: bool,
-    /// The number of helpers: MPI ranks after the workers', best on hosts of their own, that only reduce for
-    /// them (`dist_sync_mpi`; launchers local, ssh, mpi, lab).
+    /// The number of helpers, for `dist_sync_mpi`. Helpers are MPI ranks that only reduce for the workers.
+    /// They are numbered after the workers and best run on hosts of their own (launchers local, ssh, mpi,
+    /// lab).
     #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, conflicts_with = "elastic")]
     helpers: u32,
     /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`. This
@@ -79,7 +80,7 @@ pub(crate) struct LaunchArgs {
     /// The port of the hosts' ssh servers, if the hostfile has none.
     #[arg(short = 'p', long, value_name = "PORT")]
     ssh_port: Option<u16>,
-    /// How processes are started [default: ssh with a hostfile, else local].
+    /// The way to start processes [default: ssh with a hostfile, else local].
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
     #[command(flatten)]
@@ -95,7 +96,7 @@ pub(crate) struct LaunchArgs {
     /// Print output without the name of its process before each line.
     #[arg(long)]
     no_tag: bool,
-    /// Omit the line that says where the ranks are; sets `RINGPULL_QUIET=1`.
+    /// Omit the line that describes ranks and hosts; sets `RINGPULL_QUIET=1`.
     #[arg(short, long)]
     quiet: bool,
     /// The command that every process runs.
@@ -103,50 +104,53 @@ pub(crate) struct LaunchArgs {
     command: Vec<OsString>,
 }
 
-/// Their heading in the help; one for the whole struct would be that of all options after it.
+/// The heading of these options in the help. A heading for the whole struct would also be the heading of all
+/// options after it.
 const ELASTIC: &str = "Elastic jobs";
 
 #[derive(Debug, Args)]
 struct ElasticOptions {
-    /// MPI ranks: start the job again when it has lost ranks or may have more, from its last snapshot in
-    /// memory (local, ssh, mpi, lab). With servers: go on without workers that are lost, and start others in
-    /// their place (local, ssh, lab); sets `RINGPULL_ELASTIC=1`.
+    /// MPI ranks: when the job has lost ranks or can have more, start it again from its last snapshot in
+    /// memory (local, ssh, mpi, lab). With servers: go on without lost workers, and start others in their
+    /// place (local, ssh, lab); sets `RINGPULL_ELASTIC=1`.
     #[arg(long, help_heading = ELASTIC)]
     elastic: bool,
-    /// MPI ranks: when a rank's process is gone, the others go on in theirs, from the last commit. The job
-    /// starts again only to have more ranks, or if they cannot: with fewer than A of --min-workers, with a
-    /// store, or with another MPI than Open MPI 5. `RINGPULL_ELASTIC=1` asks for the same.
+    /// MPI ranks: when a rank's process is lost, the other ranks go on in their processes, from the last
+    /// commit. The job starts again only to have more ranks, or if the ranks cannot go on: with fewer than A
+    /// of --min-workers, with a store, or with an MPI other than Open MPI 5. `RINGPULL_ELASTIC=1` has the
+    /// same effect.
     #[arg(long, help_heading = ELASTIC, requires = "elastic")]
     in_place: bool,
-    /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n; with
-    /// servers 1: with fewer the job ends].
+    /// The least number of workers. With fewer slots the job waits for hosts; with servers it ends [default:
+    /// N of -n; with servers 1].
     #[arg(long, help_heading = ELASTIC, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     min_workers: Option<u32>,
-    /// The most workers to run with [default: all slots of the hosts; on this host alone, N of -n].
+    /// The largest number of workers [default: all slots of the hosts; if the job runs only on this host, N
+    /// of -n].
     #[arg(long, help_heading = ELASTIC, value_name = "B", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     max_workers: Option<u32>,
     /// A program that prints a line host[:slots] for each host that is present. It runs once a second.
-    /// Without it the hosts are those of the hostfile, which may change. A line without slots has those of
-    /// `OMPI_MCA_orte_set_default_slots`, which mpi-operator sets, or 1.
+    /// Without it the hosts are those of the hostfile, which may change. A line without slots gets the number
+    /// in `OMPI_MCA_orte_set_default_slots`, which mpi-operator sets, or 1.
     #[arg(long, help_heading = ELASTIC, value_name = "SCRIPT", requires = "elastic", conflicts_with = "hostfile")]
     discover_hosts: Option<PathBuf>,
-    /// How often the job may start again after failures; with servers, how often workers [default: no limit;
+    /// The largest number of starts of the job after failures; with servers, of workers [default: no limit;
     /// with servers 10].
     #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
     max_restarts: Option<u32>,
-    /// How often the job may start again after failures and for other hosts together.
+    /// The largest number of starts of the job after failures and after changes of hosts together.
     #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
     max_resets: Option<u32>,
-    /// For how many seconds a host is left out that has failed for the second time, and the most: the time
+    /// The seconds for which a host is left out after its second failure, and the largest such time: the time
     /// doubles with each further failure [default: 10 600].
     #[arg(long, help_heading = ELASTIC, num_args = 2, value_names = ["SECONDS", "MOST"], requires = "elastic",
         value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     cooldown: Option<Vec<u64>>,
-    /// The folder of each host for snapshots, in memory.
+    /// The folder for snapshots on each host, in memory.
     #[arg(long, help_heading = ELASTIC, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]
     snapshots: PathBuf,
-    /// The name of the job: its snapshots outlive a launcher that is lost or has failed, and the next one of
-    /// this name goes on with them. They are removed when the job ends with 0.
+    /// The name of the job. With a name the snapshots outlive a launcher that is lost or has failed, and the
+    /// next launcher with the same name uses them. They are removed when the job ends with 0.
     #[arg(long, help_heading = ELASTIC, value_name = "NAME", requires = "elastic", value_parser = job_name)]
     job: Option<String>,
 }
@@ -170,14 +174,14 @@ enum Launcher {
     Slurm,
     /// By qsub, as one job of Grid Engine; needs --sge-pe.
     Sge,
-    /// MXNet's launch.py knows it; there is only an error that says what to do.
+    /// A launcher of MXNet's launch.py. Here it is only an error that says what to do.
     #[value(hide = true)]
     Yarn,
     /// On the emulated hosts of `ringpull lab up`.
     Lab,
 }
 
-/// Runs the job; its exit code.
+/// Runs the job and returns its exit code.
 pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     args.command = as_words(args.command);
     if args.quiet {
@@ -209,8 +213,8 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         check_program(&args.command)?;
     }
     warn_about_unused_options(&args, launcher);
-    // Processes that wait for the failed one notice within RINGPULL_SILENCE and the quarter of it until they
-    // look again.
+    // Processes that wait for the failed one notice that within RINGPULL_SILENCE, plus a quarter of it until
+    // they check again.
     let grace = config.silence() * 3 / 2;
     let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
     let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
@@ -249,7 +253,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     Ok(status(code))
 }
 
-/// An error if a job like this has no helpers.
+/// Returns an error if this sort of job cannot have helpers.
 fn check_helpers(helpers: usize, servers: usize, launcher: Launcher) -> Result<()> {
     if helpers > 0 && servers > 0 {
         return Err(Error::argument(
@@ -266,7 +270,7 @@ fn check_helpers(helpers: usize, servers: usize, launcher: Launcher) -> Result<(
     Ok(())
 }
 
-/// An error if a job like this cannot have ranks and servers.
+/// Returns an error if this sort of job cannot have both ranks and servers.
 fn check_hybrid(is_hybrid: bool, servers: usize, launcher: Launcher) -> Result<()> {
     if is_hybrid && servers == 0 {
         return Err(Error::argument(
@@ -283,7 +287,7 @@ fn check_hybrid(is_hybrid: bool, servers: usize, launcher: Launcher) -> Result<(
     Ok(())
 }
 
-/// What an elastic job with servers does about lost workers.
+/// Returns the way in which an elastic job with servers replaces lost workers.
 fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Replacements> {
     let options = &args.elastic;
     let Some(workers) = args.num_workers else {
@@ -319,14 +323,14 @@ fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Rep
     if least > workers {
         return Err(Error::argument(
             format!("--min-workers {least} is more than -n {workers}"),
-            "give as many with -n, or more",
+            "give at least this number with -n",
         ));
     }
     args.variables.env.push(("RINGPULL_ELASTIC".to_owned(), "1".to_owned()));
     Ok(Replacements { least: least as usize, restarts: options.max_restarts.unwrap_or(10) })
 }
 
-/// Runs an elastic job of MPI ranks; its exit code.
+/// Runs an elastic job of MPI ranks and returns its exit code.
 fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     let given = |number: Option<u32>| number.or(args.num_workers).map(|number| number as usize);
     let options = &args.elastic;
@@ -339,7 +343,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     if most.is_some_and(|most| most < least) {
         return Err(Error::argument(
             format!("--min-workers {least} is more than --max-workers"),
-            "give as many with --max-workers, or more",
+            "give at least this number with --max-workers",
         ));
     }
     if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
@@ -350,7 +354,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     }
     if args.sync_dst_dir.is_some() {
         return Err(Error::argument(
-            "--sync-dst-dir does not go with --elastic: hosts may come later",
+            "--sync-dst-dir does not go with --elastic: hosts may be added later",
             "put the program where every host finds it, such as a shared folder",
         ));
     }
@@ -373,8 +377,8 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         }
         Some(given) => {
             return Err(Error::argument(
-                format!("invalid --cooldown {given:?}: the first number is more than the most"),
-                "give the seconds after the second failure, and behind it as many or more",
+                format!("invalid --cooldown {given:?}: the first number is larger than the second"),
+                "give the seconds after the second failure, and then a number that is not smaller",
             ));
         }
         None => Cooldown::default(),
@@ -402,7 +406,8 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     Ok(status(code))
 }
 
-/// Returns true if this `mpirun` lets a job go on when a rank's process is gone; says so if not.
+/// Returns true if this `mpirun` lets a job go on after the loss of a rank's process. If it does not, prints
+/// a notice.
 fn survives_losses() -> Result<bool> {
     let mpirun = Mpirun::find()?;
     let program = mpirun.program().to_owned();
@@ -419,8 +424,8 @@ fn status(code: i32) -> Status {
     u8::try_from(code).unwrap_or(FAILURE)
 }
 
-/// The number of servers that the job has: as many as asked for, or as the kind of store in the command
-/// needs. A job without servers is MPI ranks.
+/// The number of servers of the job: the number that was requested, or the number that the kind of store in
+/// the command needs. A job without servers consists of MPI ranks.
 pub(super) fn servers(workers: u32, servers: Option<u32>, command: &[OsString]) -> u32 {
     let kind = kind_of(command);
     match (servers, kind) {
@@ -434,12 +439,12 @@ pub(super) fn servers(workers: u32, servers: Option<u32>, command: &[OsString]) 
     }
 }
 
-/// The kind of store that the command asks for, if any.
+/// The kind of store that the command requests, if any.
 fn kind_of(command: &[OsString]) -> Option<Kind> {
     kind_asked_for(command)?.parse().ok()
 }
 
-/// What the command calls its kind of store, if anything.
+/// The word by which the command requests a kind of store, if any.
 fn kind_asked_for(command: &[OsString]) -> Option<&str> {
     let words: Vec<&str> = match command {
         // A command for the shell.
@@ -450,8 +455,8 @@ fn kind_asked_for(command: &[OsString]) -> Option<&str> {
     words[at].split_once('=').map(|(_, store)| store).or(words.get(at + 1).copied())
 }
 
-/// A command that is one word with blanks is one for the shell, as with MXNet's `launch.py`, unless a program
-/// has this name.
+/// Returns the words of a command. A command of one word with blanks is run by the shell, as with MXNet's
+/// `launch.py`, unless a program has this name.
 fn as_words(command: Vec<OsString>) -> Vec<OsString> {
     match &command[..] {
         [text] if text.to_string_lossy().trim().contains(char::is_whitespace) && !Path::new(text).is_file() => {
@@ -461,7 +466,7 @@ fn as_words(command: Vec<OsString>) -> Vec<OsString> {
     }
 }
 
-/// An error if this host has no such program: otherwise every process would report it.
+/// Returns an error if this host has no such program. Without this check every process would report it.
 fn check_program(command: &[OsString]) -> Result<()> {
     let Some(program) = command.first().map(Path::new) else { return Ok(()) };
     let is_there = if program.components().count() > 1 {
@@ -531,8 +536,8 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<(Host, usize)
     Ok(hosts)
 }
 
-/// Each host once for each of its slots, round robin, so that processes share a host only if there are more
-/// than hosts.
+/// Each host once for each of its slots, round robin. So processes share a host only if there are more
+/// processes than hosts.
 fn one_per_slot(hosts: &[(Host, usize)]) -> Vec<Host> {
     let most = hosts.iter().map(|(_, slots)| *slots).max().unwrap_or(1);
     (0..most)

@@ -43,9 +43,10 @@ pub(crate) struct ManifestArgs {
 enum ManifestCommand {
     /// Write the job that a `distribution_specification` of Kubeflow pipelines describes.
     Specification(Box<SpecificationArgs>),
-    /// Check jobs of Kubeflow's operators: what will go wrong, and the fix.
+    /// Check jobs of Kubeflow's operators: find their faults, and the fix of each.
     Lint(LintArgs),
-    /// Write an MPIJob or an MXJob as a job of another kind; what cannot be carried over goes to stderr.
+    /// Convert an MPIJob or an MXJob to another kind. Settings that the other kind lacks are listed on
+    /// stderr.
     Convert(ConvertArgs),
 }
 
@@ -70,7 +71,8 @@ struct LintArgs {
     /// A list for people, JSON for programs, or SARIF for code scanners.
     #[arg(long, value_enum, default_value_t)]
     format: LintFormat,
-    /// What is reported: errors, warnings too, or also notes, which depend on the image or the cluster.
+    /// The findings to report: only errors, also warnings, or also notes, which depend on the image or the
+    /// cluster.
     #[arg(long, value_enum, default_value = "warning")]
     level: LintLevel,
     /// Leave out the findings of a rule.
@@ -134,7 +136,7 @@ pub(crate) fn run(args: ManifestArgs) -> Result<Status> {
     Ok(SUCCESS)
 }
 
-/// The text of a dictionary, given as such, as a file, or on stdin.
+/// The text of a dictionary, which is given as an argument, in a file, or on stdin.
 fn dictionary(given: &str) -> Result<String> {
     let is_text = given.trim().is_empty() || given.trim() == "null" || given.contains(['{', ':']);
     if is_text { Ok(given.to_owned()) } else { read(Path::new(given)) }
@@ -202,7 +204,7 @@ fn level_name(level: LintLevel) -> &'static str {
     }
 }
 
-/// Where the book explains a rule.
+/// The page of the book that explains the rules.
 const BOOK: &str = "docs/reference/lint.md";
 
 /// The findings in the format of code scanners (SARIF 2.1.0).

@@ -35,8 +35,8 @@ pub(super) struct StoreArgs {
 /// Rows of a table as the payload.
 #[derive(Debug, Clone, Args)]
 pub(super) struct SparseArgs {
-    /// Push and pull rows of a table, as a step with an embedding does: the part of the rows that each rank
-    /// touches, such as 0.01. The payload's size is that of the table.
+    /// Push and pull rows of a table, as a step with an embedding does. The value is the fraction of the rows
+    /// that each rank touches, such as 0.01. The payload's size is the size of the table.
     #[arg(long, value_name = "PART", conflicts_with = "model", allow_negative_numbers = true)]
     sparse: Option<f64>,
 }
@@ -52,14 +52,14 @@ impl SparseArgs {
         self.sparse.is_some()
     }
 
-    /// The same options for another command.
+    /// The options as words, for another command.
     pub(super) fn words(&self) -> Vec<String> {
         self.sparse.iter().map(|part| format!("--sparse={part}")).collect()
     }
 }
 
 impl StoreArgs {
-    /// `iters` iterations with these options.
+    /// The plan of `iters` iterations with these options.
     pub(super) fn plan(&self, iters: usize) -> Result<pushpull::StoreOptions> {
         let compression = Compression::choice(&self.compression)?;
         let algorithm = Config::from_env()?.algorithm;
@@ -75,7 +75,7 @@ impl StoreArgs {
     }
 }
 
-/// The progress of a bench: of one rank, and only with a table as output.
+/// The progress of a bench. Only one rank shows it, and only if the output is a table.
 pub(super) fn progress(format: Format) -> Option<Progress> {
     let job = Dmlc::from_env().ok().flatten();
     let speaks = format == Format::Table && config::speaks_for_the_job(job.as_ref());

@@ -1,4 +1,4 @@
-//! The command line of `ringpull`: one file for each subcommand, and what they share.
+//! The command line of `ringpull`: one file for each subcommand, and the code that they share.
 //!
 //! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for
 //! an invalid command line. `launch` and `lab exec` exit with the code of the command that they ran.
@@ -54,22 +54,22 @@ const HELP: &str = "\
 
 Run a job:
   launch    Start a job: MPI ranks, or the scheduler, servers and workers of a parameter-server job
-  top       Show what the ranks of a running job are doing, or where the time of an ended one went
+  top       Show what the ranks of a running job are doing, or where the time of an ended job went
   doctor    Find what would stop a job from running, and how to fix it; check GPUs
   info      Show what this build and this machine can do; print completions and man pages
 
 Compare:
   bench     Measure one job: the ranks that `mpirun` or `launch` starts
   compare   Compare modes and peers in rotating rounds, and write a report
-  advise    Predict steps of training on hosts that are not there yet, and say which mode wins
-  probe     Measure hosts and their network, and write the cluster file that jobs go by
+  advise    Predict steps of training on hosts that you do not have yet, and name the fastest mode
+  probe     Measure hosts and their network, and write the cluster file that jobs use
 
 Kubernetes:
   manifest  Write Kubernetes manifests of jobs, or check MPIJobs
 
 Develop:
-  differ    Run a command with two kinds of store, and say where their values begin to differ, and why
-  rehearse  Run a command as a job that meets faults, and say what becomes of it
+  differ    Run a command with two kinds of store, and show where and why their values differ
+  rehearse  Run a command as a job with faults, and show how the job ends
   lab       Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux)
 
 Options:
@@ -82,7 +82,7 @@ RINGPULL_LOG=debug prints more; `ringpull COMMAND --help` shows examples.
 enum Command {
     /// Start a job: MPI ranks, or the scheduler, servers and workers of a parameter-server job.
     Launch(launch::LaunchArgs),
-    /// Show what the ranks of a running job are doing, or where the time of an ended one went.
+    /// Show what the ranks of a running job are doing, or where the time of an ended job went.
     Top(top::TopArgs),
     /// Find what would stop a job from running, and how to fix it; check GPUs.
     Doctor(doctor::DoctorArgs),
@@ -92,22 +92,22 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),
-    /// Predict steps of training on hosts that are not there yet, and say which mode wins.
+    /// Predict steps of training on hosts that you do not have yet, and name the fastest mode.
     Advise(advise::AdviseArgs),
-    /// Measure hosts and their network, and write the cluster file that jobs go by.
+    /// Measure hosts and their network, and write the cluster file that jobs use.
     Probe(probe::ProbeArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
     Manifest(Box<manifest::ManifestArgs>),
-    /// Run a command with two kinds of store, and say where their values begin to differ, and why.
+    /// Run a command with two kinds of store, and show where and why their values differ.
     Differ(differ::DifferArgs),
-    /// Run a command as a job that meets faults, and say what becomes of it.
+    /// Run a command as a job with faults, and show how the job ends.
     Rehearse(rehearse::RehearseArgs),
     /// Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux).
     Lab(lab::LabArgs),
     /// Run one rank below `mpirun`, connected to its launcher.
     #[command(hide = true)]
     Rank(wrapper::WrapperArgs),
-    /// Answer a launcher on another host about the snapshots of an elastic job.
+    /// Answer a launcher on another host that asks about the snapshots of an elastic job.
     #[command(hide = true)]
     Snapshots(on_host::SnapshotsArgs),
 }
@@ -117,9 +117,9 @@ const FIRST_SCREEN: &str = "\
 MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 
   ringpull launch -n 4 -- python train.py          start a script as 4 MPI ranks on this host
-  ringpull launch -n 4 -s 2 -- python train.py     with 2 parameter servers instead
-  ringpull compare --local 4                       measure which wins on this machine
-  ringpull advise --help                           predict it for hosts that you do not have
+  ringpull launch -n 4 -s 2 -- python train.py     start it with 2 parameter servers
+  ringpull compare --local 4                       measure which of the two is faster on this machine
+  ringpull advise --help                           predict the times on hosts that you do not have
   ringpull doctor                                  find what would stop a job from running
   ringpull manifest train --help                   the same job on Kubernetes
 
@@ -153,14 +153,15 @@ fn print(format: Format, value: &impl serde::Serialize, table: impl FnOnce() -> 
 /// The exit code of a command.
 pub type Status = u8;
 
-/// All went well.
+/// The command succeeded.
 pub(crate) const SUCCESS: Status = 0;
 /// The command failed.
 pub(crate) const FAILURE: Status = 1;
 /// The command line is invalid.
 const USAGE: Status = 2;
 
-/// Writes to stdout. If its reader has gone, as `head` goes, the process ends as by SIGPIPE, without a word.
+/// Writes to stdout. If the reader of stdout has ended, as `head` does, the process ends as by SIGPIPE,
+/// without a message.
 pub(crate) fn put(text: &str) {
     let mut out = std::io::stdout().lock();
     if let Err(cause) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -172,7 +173,7 @@ pub(crate) fn put(text: &str) {
     }
 }
 
-/// The exit code after a signal, as a shell gives it.
+/// The exit code after a signal, as in a shell.
 pub(crate) fn status_of_signal(signal: i32) -> Status {
     u8::try_from(128 + signal).unwrap_or(FAILURE)
 }
@@ -235,8 +236,8 @@ impl Command {
     }
 }
 
-/// The store of a process that measures. The process of a server or of the scheduler serves here, and exits
-/// when its job has ended.
+/// Creates the store of a measuring process. A server's or the scheduler's process serves in this function,
+/// and exits when its job has ended.
 fn store(kind: Kind) -> Result<KvStore> {
     if let Some(status) = ringpull::internal::serve(kind.name())? {
         std::process::exit(status);

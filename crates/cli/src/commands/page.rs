@@ -1,4 +1,5 @@
-//! The page of the book with the help of every command, and the commands that `ringpull` alone shows.
+//! Tests the book's page with the help of every command, the commands that `ringpull` without arguments
+//! shows, and the commands on pages.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -11,7 +12,7 @@ use super::{Cli, FIRST_SCREEN, HELP};
 use crate::committed;
 use crate::launch::horovodrun;
 
-/// The help of the command of this full name, and of those under it.
+/// Adds the help of the command `name` and of its subcommands to the page.
 fn describe(command: &mut Command, name: &str, page: &mut String) {
     *command = std::mem::take(command).term_width(100).bin_name(name).disable_help_subcommand(true);
     let help = command.render_long_help().to_string();
@@ -27,8 +28,8 @@ fn describe(command: &mut Command, name: &str, page: &mut String) {
 fn the_page_of_commands_has_the_help_of_each() {
     let mut page = String::from(
         "# Commands\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-cli --lib page_of_commands`. -->\n\n\
-         What `ringpull COMMAND --help` prints. Data goes to stdout, everything else to stderr. The exit code is 0\n\
-         for success, 1 for a failure and 2 for an invalid command line.\n",
+         This is the output of `ringpull COMMAND --help`. Data goes to stdout, everything else to stderr. The exit\n\
+         code is 0 for success, 1 for a failure and 2 for an invalid command line.\n",
     );
     describe(&mut Cli::command(), "ringpull", &mut page);
     committed::keep("docs/reference/commands.md", &page);
@@ -46,14 +47,14 @@ fn the_help_has_every_command_in_its_group_and_fits_a_screen() {
     assert!(Cli::command().render_help().to_string().lines().count() <= 40);
 }
 
-/// The commands of a page: what stands behind a prompt, or between backquotes in a table or a sentence.
+/// The commands on a page: the text behind a prompt, or between backquotes in a table or a sentence.
 fn commands_of(text: &str) -> Vec<String> {
     let text = text.replace("\\\n", " ");
     let of_lines = text.lines().filter(|line| line.starts_with("$ ") || line.starts_with("    "));
     let of_words = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
     let parts = of_lines.chain(of_words).flat_map(|line| line.split(&[';', '|', '&', '(', ')'][..]));
     let own = parts.flat_map(|part| {
-        // What `launch` and `mpirun` start is a command too.
+        // The command that `launch` or `mpirun` starts counts too.
         let starts: Vec<usize> = part.match_indices("ringpull ").map(|(at, _)| at).collect();
         starts
             .into_iter()
@@ -73,13 +74,13 @@ fn every_command_of_the_pages_is_valid() {
     for page in pages.filter(|page| page.extension().is_some_and(|it| it == "md") && !page.ends_with("CHANGELOG.md")) {
         for command in commands_of(&std::fs::read_to_string(&page).unwrap()) {
             let words: Vec<&str> = command.split_whitespace().collect();
-            // An option of another program behind its name, or words of a shell's variable.
+            // The word is another program's option, or part of a shell's variable.
             let is_other = words.get(1).is_none_or(|word| !word.chars().all(|c| c.is_ascii_lowercase()));
             if is_other || words.iter().any(|word| word.starts_with('$')) {
                 continue;
             }
             number += 1;
-            // Values may be left out, or be for the reader to fill in.
+            // Values may be missing, or be placeholders for the reader.
             if let Err(error) = Cli::try_parse_from(&words)
                 && matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand)
             {
@@ -95,7 +96,7 @@ fn every_command_of_the_pages_is_valid() {
 fn every_example_of_the_help_is_valid() {
     fn examples(command: &Command, found: &mut Vec<String>) {
         let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-        // Behind an example stands its meaning, or a file.
+        // The meaning of an example, or a file, follows the example.
         let lines = after.lines().filter_map(|line| line.strip_prefix("  ")?.split("  ").next()?.split(" > ").next());
         found.extend(lines.flat_map(|line| commands_of(&format!("$ {line}"))));
         command.get_subcommands().for_each(|sub| examples(sub, found));
@@ -111,7 +112,7 @@ fn every_example_of_the_help_is_valid() {
             let (rest, _) = horovodrun::translated(words.split_off(2), &launch).unwrap();
             words.extend(rest);
         }
-        // Files are read with the options.
+        // Files are read while the options are parsed.
         let error = Cli::try_parse_from(words).err().filter(|error| !error.to_string().contains("cannot be read"));
         wrong.extend(error.map(|error| format!("{example}: {error}")));
     }
@@ -131,7 +132,7 @@ fn every_command_of_the_first_screen_is_valid() {
     }
 }
 
-/// The texts of tests: files of tests, what stands behind `#[cfg(test)]` in others, and Python's.
+/// The texts of tests: files of tests, the part of other files behind `#[cfg(test)]`, and Python's tests.
 fn tests() -> Vec<String> {
     fn collect(path: &std::path::Path, is_of_tests: bool, found: &mut Vec<String>) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -179,7 +180,8 @@ fn every_option_is_set_by_a_test() {
 
 #[test]
 fn every_variable_is_set_by_a_test() {
-    /// `ringpull launch` and `differ` set them for their processes; what these do then is tested.
+    /// `ringpull launch` and `differ` set these variables for their processes. The effect on the processes is
+    /// tested.
     const OF_THE_LAUNCHER: [&str; 3] = ["RINGPULL_MEETING", "RINGPULL_MIN_WORKERS", "RINGPULL_RECORD_VALUES"];
     let listed = include_str!("../../../base/src/config/listed.rs").split('"').nth(1).unwrap();
     let names: Vec<&str> =

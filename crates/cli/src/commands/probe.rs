@@ -1,4 +1,4 @@
-//! `ringpull probe`: measures hosts and their network, and writes the cluster file that jobs go by.
+//! `ringpull probe`: measures hosts and their network, and writes the cluster file that jobs use.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,8 +29,8 @@ The user's cache on the first host keeps the measurement, too. Jobs of just thes
 if RINGPULL_CLUSTER is not set. Without either a job takes it that links carry 3.2 Gbit/s and are
 alike: no job measures anything when it starts.")]
 pub(crate) struct ProbeArgs {
-    /// A file with the hosts to measure, or the hosts themselves: `host1,host2`. Without it this is a rank of
-    /// an MPI job.
+    /// A file with the hosts to measure, or the hosts themselves: `host1,host2`. Without this option the
+    /// process is a rank of an MPI job.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
     /// The file to write; `-` prints it instead of the table.
@@ -38,7 +38,7 @@ pub(crate) struct ProbeArgs {
     out: PathBuf,
 }
 
-/// Measures, and writes the file on rank 0, or here if this is no rank.
+/// Measures the network. Rank 0 writes the file; a process that is not a rank writes it itself.
 pub(crate) fn run(args: &ProbeArgs) -> Result<Status> {
     let measured = match &args.hostfile {
         Some(file) => Some(of_hosts(file)?),
@@ -56,14 +56,14 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<Status> {
     Ok(SUCCESS)
 }
 
-/// The hosts of a file, measured by a job with a rank on each.
+/// Measures the hosts of a file by a job with one rank on each host.
 fn of_hosts(file: &Path) -> Result<Cluster> {
     let launched = Launched::start(Testbed::Hostfile(file.to_owned()), 0)?;
     let _progress = Progress::start(format!("measuring {}", several(launched.workers(), "host")));
     launched.probe()
 }
 
-/// Measures the network with the other ranks; returns the measurement on rank 0.
+/// Measures the network together with the other ranks. Returns the measurement on rank 0.
 fn as_a_rank() -> Result<Option<Cluster>> {
     let environment = Config::from_env()?;
     let config = Config { algorithm: AlgorithmChoice::Auto, cluster: ClusterSource::None, ..environment };

@@ -1,4 +1,4 @@
-//! `ringpull rehearse`: what becomes of a command when processes, links and disks fail.
+//! `ringpull rehearse`: shows what happens to a command when processes, links and disks fail.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -64,36 +64,37 @@ pub(crate) struct RehearseArgs {
     /// The number of servers, as for `ringpull launch`.
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
-    /// Run an elastic job, as `ringpull launch` does: it goes on when workers are lost.
+    /// Run an elastic job, as `ringpull launch` does: the job goes on when workers are lost.
     #[arg(long)]
     elastic: bool,
-    /// The fewest workers that an elastic job goes on with.
+    /// The fewest workers with which an elastic job goes on.
     #[arg(long, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     min_workers: Option<u32>,
-    /// Run on that many emulated hosts instead of this one. Needs root.
+    /// Run on this number of emulated hosts instead of on this host. Needs root.
     #[arg(long)]
     hosts: Option<usize>,
     /// The rate of the links of emulated hosts.
     #[arg(long, default_value = "1gbit", requires = "hosts")]
     link: LinkRate,
-    /// The workers are MPI ranks, and have servers too, as for `ringpull launch`.
+    /// Start workers that are MPI ranks and also have servers, as for `ringpull launch`.
     #[arg(long, conflicts_with_all = ["elastic", "helpers"])]
     hybrid: bool,
     /// The number of helpers, as for `ringpull launch`.
     #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, conflicts_with = "elastic")]
     helpers: u32,
-    /// An elastic job goes on in the processes that are left, as `ringpull launch` has it.
+    /// Let an elastic job go on in the surviving processes, as for `ringpull launch`.
     #[arg(long, requires = "elastic")]
     in_place: bool,
-    /// Draw so many faults, of any process at any time, instead of the usual ones. The job has to end as the
-    /// end of that process says.
+    /// Draw this number of faults, of any process at any time, instead of the usual ones. The required exit
+    /// code of the job follows from the process and the fault.
     #[arg(long, value_name = "N", conflicts_with = "faults", value_parser = clap::value_parser!(u32).range(1..))]
     random: Option<u32>,
     /// The seed of --random: the same one draws the same faults.
     #[arg(long, default_value_t = 1, requires = "random")]
     seed: u64,
-    /// Let all faults come to one job, one after another: stops, and on emulated hosts links that are down. Each
-    /// comes when the one before is over, and `at` counts from then. The job has to go on.
+    /// Let all faults come to one job, one after another: stopped processes, and on emulated hosts links that
+    /// are down. Each fault comes when the previous one is over, and `at` counts from then. The job must go
+    /// on.
     #[arg(long)]
     together: bool,
     /// A file with faults; `-` is standard input.
@@ -145,7 +146,7 @@ impl RehearseArgs {
     fn shape(&self) -> JobShape {
         let given = |number: Option<u32>| number.map(|number| number as usize);
         let servers = servers(self.num_workers, self.num_servers, &self.command) as usize;
-        // As `ringpull launch` has them.
+        // The same defaults as in `ringpull launch`.
         let least = given(self.min_workers).unwrap_or(if servers > 0 { 1 } else { self.num_workers as usize });
         JobShape {
             workers: self.num_workers as usize,

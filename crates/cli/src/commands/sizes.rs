@@ -1,4 +1,4 @@
-//! `ringpull compare --sizes`: our allreduce against others', over sizes and numbers of ranks.
+//! `ringpull compare --sizes`: compares our allreduce with others, for several sizes and numbers of ranks.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use ringpull_harness::size::{elements, parse_sizes};
 use ringpull_harness::sweep::{self, Sweep, SweepPlan, page};
 use ringpull_harness::variant::{Peer, Variant};
 
-/// Measures, and writes the times and the page of all sweeps in the folder.
+/// Measures, and writes the times, and the page of all sweeps in the folder.
 pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed) -> Result<Status> {
     let sizes = parse_sizes(sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, DType::F32).map(drop))?;
@@ -57,7 +57,7 @@ fn ranks(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
     Ok(ranks)
 }
 
-/// Ours and the given peers, or everything that is installed.
+/// Our allreduce and the given peers, or all installed peers.
 fn contenders(args: &CompareArgs) -> Vec<Variant> {
     let is_wanted = |peer: Peer| args.peers.is_empty() || args.peers.contains(&peer);
     let all = Variant::allreduces().into_iter();
@@ -68,7 +68,7 @@ fn contenders(args: &CompareArgs) -> Vec<Variant> {
     .collect()
 }
 
-/// The sweeps in the folder, by name.
+/// The sweeps in the folder, sorted by the names of their files.
 fn stored(folder: &Path) -> Result<Vec<Sweep>> {
     let failed = |cause: std::io::Error| Error::io("read the results in", folder.display(), &cause);
     let entries = std::fs::read_dir(folder).map_err(failed)?;

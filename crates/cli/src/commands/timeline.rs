@@ -10,10 +10,10 @@ use super::{SUCCESS, Status};
 use crate::timeline::account::account;
 use crate::timeline::{merge, words};
 
-/// Keys that are listed.
+/// The number of listed keys.
 const KEYS: usize = 10;
 
-/// Merges, and prints the account.
+/// Merges the timelines, and prints where the time went.
 pub(super) fn run(files: &[PathBuf], out: Option<&Path>, format: Format) -> Result<Status> {
     let traces = files.iter().map(|file| Trace::read(file)).collect::<Result<Vec<_>>>()?;
     let merged = merge::merge(traces)?;

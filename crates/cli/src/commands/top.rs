@@ -1,5 +1,5 @@
-//! `ringpull top`: what the processes of a running job are doing, asked of its rank 0, or where the time of an
-//! ended one went.
+//! `ringpull top`: shows what the processes of a running job are doing, which it asks rank 0, or where the
+//! time of an ended job went.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,8 @@ Examples:
   ringpull top trace.*.json --out merged.json         where the time of that job went
   ringpull top trace.*.json --format json | jq .mean")]
 pub(crate) struct TopArgs {
-    /// A process of the job on this host, or HOST:PORT where it serves metrics, or the timelines of all ranks.
+    /// A process of the job on this host, or HOST:PORT at which the job serves metrics, or the timelines of
+    /// all ranks.
     job: Vec<String>,
     /// Write the events of all timelines, on rank 0's clock, to this file.
     #[arg(long, requires = "job")]
@@ -49,9 +50,9 @@ pub(crate) struct TopArgs {
     format: Format,
 }
 
-/// Ranks shown one by one.
+/// The number of ranks that are shown one by one.
 const SHOWN: usize = 20;
-/// Between two looks.
+/// The time between two readings.
 const INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) fn run(args: &TopArgs) -> Result<Status> {
     let job = match &args.job[..] {
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<Status> {
         std::thread::sleep(INTERVAL);
         let now = match find(job) {
             Ok(now) => now,
-            // It was there: it has ended.
+            // The job was running before, so it has ended.
             Err(cause) if is_live => {
                 eprintln!("the job has ended, or cannot be reached: {cause}");
                 break;
@@ -95,7 +96,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<Status> {
     Ok(SUCCESS)
 }
 
-/// A job's page: rates are those since `before`.
+/// The page of a job. Rates are averages since `before`.
 fn page(status: &JobStatus, before: Option<&JobStatus>) -> String {
     let first = status.ranks.first().and_then(Option::as_ref);
     let pid = first.map_or_else(String::new, |rank| format!(", rank 0 is process {}", rank.peer.pid));
@@ -106,7 +107,7 @@ fn page(status: &JobStatus, before: Option<&JobStatus>) -> String {
     };
     let mut shown: Vec<&ProcessRow> = rows.iter().collect();
     if shown.len() > SHOWN {
-        // Those that do not answer, are late, or wait least come first.
+        // Ranks that do not answer, are late, or wait least come first.
         shown.sort_by(|a, b| {
             let key = |row: &ProcessRow| (row.now.is_some(), !late(row));
             let waits = |row: &ProcessRow| row.now.as_ref().map_or(0.0, |(_, rates)| rates.waiting);
@@ -142,7 +143,7 @@ struct Rates {
 impl ProcessRow {
     fn new((role, rank, now): (Role, usize, Option<&RankStatus>), before: Option<&JobStatus>) -> Self {
         let of_now = now.map(|now| {
-            // Without an earlier look: since the job began.
+            // Without an earlier reading, the time counts from the job's start.
             let then = before
                 .into_iter()
                 .flat_map(JobStatus::processes)

@@ -23,7 +23,7 @@ pub(crate) struct TrainArgs {
     /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
     #[arg(long)]
     model: String,
-    /// Scale every tensor of the model to this part of its elements.
+    /// Scale every tensor of the model to this fraction of its elements.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
     /// Seconds of computing in a step on one host.
@@ -39,7 +39,7 @@ pub(crate) struct TrainArgs {
     pub(super) store: StoreArgs,
 }
 
-/// Replays the model; rank 0 gets the record.
+/// Replays the model, and returns the record on rank 0.
 pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let network = layers::load(&args.model, args.scale)?;
     let keys = args.store.plan(args.iters)?;
@@ -49,7 +49,7 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     Ok(train::run(&store, &network, &plan, progress.as_ref())?.map(|record| vec![record]))
 }
 
-/// What a record of training says, in lines.
+/// The record of training in lines.
 pub(super) fn words(records: &[Record]) -> String {
     let mut lines = Vec::new();
     for record in records {

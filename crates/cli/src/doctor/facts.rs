@@ -1,4 +1,4 @@
-//! The facts that the doctor knows of a host. It judges these facts without access to the host.
+//! The facts that the doctor has about a host. It judges these facts without access to the host.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,23 @@ use crate::machine::Machine;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub machine: Machine,
-    /// The name or address in the hostfile, or else its own name.
+    /// The host's name or address in the hostfile, or else its own name.
     pub called: String,
-    /// The ranks that it is to run.
+    /// The number of ranks that the host is to run.
     pub slots: usize,
     pub uid: u32,
-    /// The report of two ranks of this host; empty with a `probe_failure`.
+    /// The reports of two ranks on this host. Empty if there is a `probe_failure`.
     pub probe: Vec<ProbedRank>,
-    /// Why two ranks could not be started.
+    /// The reason why two ranks could not be started.
     pub probe_failure: Option<String>,
     /// True if the environment lets Open MPI run as root.
     pub root_allowed: bool,
     pub in_container: bool,
-    /// The file system at /dev/shm: its size and what is free of it, in bytes.
+    /// The file system at /dev/shm: its size and its free space, in bytes.
     pub shared_memory: Option<(u64, u64)>,
     /// The kernel's `ptrace_scope`: above 0, ranks cannot read each other's memory.
     pub ptrace_scope: u32,
-    /// True if this process may trace others despite that.
+    /// True if this process may trace others in spite of `ptrace_scope`.
     pub may_trace: bool,
     /// The limit of locked memory in bytes, `None` for no limit.
     pub locked_memory: Option<u64>,
@@ -33,13 +33,13 @@ pub(crate) struct Facts {
     pub gpus: usize,
     /// NVIDIA's driver, by its number.
     pub driver: Option<String>,
-    /// NCCL's variables that are set, of those that the doctor judges.
+    /// The variables of NCCL that are set and that the doctor judges.
     #[serde(default)]
     pub nccl: BTreeMap<String, String>,
     /// The Python that a job finds in its PATH.
     #[serde(default)]
     pub python: Option<String>,
-    /// The folder for temporary files, and why files there cannot be made or executed.
+    /// The folder for temporary files, and the reason why files there cannot be made or executed.
     #[serde(default)]
     pub temporary: Option<(String, String)>,
     /// The network interfaces.
@@ -49,9 +49,9 @@ pub(crate) struct Facts {
     pub own_address: Option<String>,
     /// Files and folders of ssh.
     pub ssh: Vec<SshFile>,
-    /// How much its clock differs from the doctor's, in seconds, and the uncertainty of that.
+    /// The difference of the host's clock from the doctor's, and its uncertainty, both in seconds.
     pub clock: Option<(f64, f64)>,
-    /// The time there, in seconds since 1970.
+    /// The time on the host, in seconds since 1970.
     pub now_s: f64,
     /// The other hosts, seen from this one.
     pub peers: Vec<PeerHost>,
@@ -82,8 +82,8 @@ pub(crate) struct PeerHost {
     pub host: String,
     /// Its address, if the name resolves.
     pub address: Option<String>,
-    /// The interface on the way there.
+    /// The network interface on the way to it.
     pub interface: Option<String>,
-    /// Why a connection to its port failed.
+    /// The reason why a connection to its port failed.
     pub failure: Option<String>,
 }

@@ -24,7 +24,7 @@ const SYS_PTRACE: u32 = 19;
 /// The facts of this host, which the hostfile names `called`, and of connections to `peers` (`name:port`).
 pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
     let machine = Machine::survey();
-    // Before the ranks, whose launcher may make the folder.
+    // Checked before the ranks are started, because their launcher may make the folder.
     let temporary = temporary();
     let (probe, probe_failure) =
         match (with_probe && machine.mpi_library.is_some() && machine.mpirun.is_some()).then(probe::run) {
@@ -134,7 +134,7 @@ fn address_of(name: &str) -> Option<IpAddr> {
 
 fn connect_to(peer: &str) -> PeerHost {
     let (name, port) = peer.rsplit_once(':').unwrap_or((peer, "22"));
-    // A host that needs no ssh server may refuse the connection: it has been reached.
+    // A host that needs no ssh server may refuse the connection: then it has been reached.
     let (port, may_refuse) = if port == "0" { ("22", true) } else { (port, false) };
     let mut seen = PeerHost { host: name.to_owned(), ..PeerHost::default() };
     let Some(address) = (name, port.parse().unwrap_or(22)).to_socket_addrs().ok().and_then(|mut found| found.next())
@@ -151,7 +151,7 @@ fn connect_to(peer: &str) -> PeerHost {
     seen
 }
 
-/// The interface whose address the kernel would send from. Sends nothing.
+/// The interface with the address from which the kernel would send. Sends nothing.
 fn interface_towards(address: IpAddr) -> Option<String> {
     let socket = UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).ok()?;
     socket.connect((address, 9)).ok()?;

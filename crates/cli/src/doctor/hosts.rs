@@ -1,5 +1,5 @@
-//! Facts of other hosts: requested over ssh as the processes of a job are started, or gathered by the ranks
-//! of a job.
+//! Facts of other hosts. They are requested over ssh in the way in which the processes of a job are started,
+//! or gathered by the ranks of a job.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
@@ -27,8 +27,8 @@ pub(crate) type HostFacts = (Vec<Facts>, Vec<(String, String)>);
 pub(crate) fn ask(hosts: &[SshHost]) -> Result<HostFacts> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let places = placed(hosts.to_vec(), None);
-    // How the others reach each of them: this host by its address on the way to the first of them, where an
-    // ssh server is not needed.
+    // The addresses by which the hosts reach each other. For this host it is its address on the way to the
+    // first other host, and no ssh server is needed.
     let own = own_address(places.iter().map(|(host, _)| host)).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let addresses: Vec<String> = places.iter().map(|(host, _)| address_of(host, own)).collect();
     let command = |(number, (host, slots)): (usize, &(Host, usize))| {
@@ -74,8 +74,8 @@ fn called(host: &Host) -> String {
     if let Host::Ssh(host) = host { host.name.clone() } else { host_name() }
 }
 
-/// The address and port by which other hosts try to reach this one, `own` if it is this host; 0 for a host
-/// that needs no ssh server.
+/// The address and port at which other hosts try to reach `host`. The address is `own` if it is this host.
+/// The port is 0 if the host needs no ssh server.
 fn address_of(host: &Host, own: IpAddr) -> String {
     match host {
         Host::Ssh(host) => format!("{}:{}", host.name, port_of(host)),
@@ -92,7 +92,7 @@ fn port_of(host: &SshHost) -> u16 {
     })
 }
 
-/// The facts of all ranks of this job, on every rank, one for each host. Collective.
+/// Returns on every rank the facts of all hosts of this job. Collective.
 pub(crate) fn of_ranks() -> Result<Vec<Facts>> {
     let store = ringpull::create("dist_sync_mpi")?;
     let mut facts: Vec<Facts> = Vec::new();

@@ -145,7 +145,7 @@ fn locked_memory(facts: &Facts) -> Vec<Found> {
     good(what)
 }
 
-/// Not every machine has a file in /dev for each that the driver has.
+/// The number of GPUs. Not every machine has a file in /dev for each GPU of the driver.
 fn gpus(facts: &Facts) -> usize {
     facts.gpus.max(facts.machine.devices.devices.len())
 }
@@ -205,8 +205,8 @@ fn nccl_variables(facts: &Facts) -> Vec<Found> {
     good(set.join(", "))
 }
 
-/// Returns true if NCCL would use one of these interfaces: a list of prefixes, of names after `=`, or after
-/// `^` of those to leave out.
+/// Returns true if NCCL would use one of these interfaces. `wanted` is a list of prefixes; after `=` a list
+/// of names; after `^` a list of interfaces to leave out.
 fn matches_one(wanted: &str, interfaces: &[String]) -> bool {
     let (leaves_out, rest) = wanted.strip_prefix('^').map_or((false, wanted), |rest| (true, rest));
     let (is_exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));

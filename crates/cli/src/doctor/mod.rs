@@ -1,9 +1,9 @@
 //! Finds the causes that would stop a job from running on these hosts, and the fix of each.
 //!
-//! - [`facts`]: what is known of a host; `gather`: reads the facts of this host; [`hosts`]: gets those of
-//!   other hosts, by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that report what MPI gives
-//!   them;
-//! - `judge`: what the facts of one host mean; `together`: what those of several hosts mean. Both are pure.
+//! - [`facts`]: the facts of a host; `gather`: reads the facts of this host; [`hosts`]: gets the facts of
+//!   other hosts, by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that report the properties of
+//!   MPI;
+//! - `judge`: judges the facts of one host; `together`: judges the facts of several hosts. Both are pure.
 
 pub(crate) mod facts;
 mod gather;
@@ -41,7 +41,7 @@ pub(crate) struct HostFinding {
     pub check: &'static str,
     pub host: String,
     pub what: String,
-    /// The change to make, unless it is good.
+    /// The change to make, unless the result is good.
     pub fix: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl HostFinding {
         HostFinding::failure("ssh", host, format!("it did not send its facts: {cause}"), fix)
     }
 
-    /// The part of the user's environment that stays on this host. It is no fault.
+    /// A finding on the part of the user's environment that stays on this host. It is not a fault.
     pub(crate) fn environment() -> Self {
         let (passed, kept) = (environment::passed_on().len(), environment::kept_here());
         let what = format!("{} are passed on to other hosts; not {}", several(passed, "variable"), kept.join(", "));

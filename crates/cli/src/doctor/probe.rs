@@ -1,5 +1,5 @@
-//! Two ranks on this host that report what MPI gives them. They are started like those of any job, so that
-//! what would stop a job stops them.
+//! Two ranks on this host that report the properties of MPI. They are started like the ranks of any job, so a
+//! fault that would stop a job stops them too.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub(super) fn run() -> Result<Vec<ProbedRank>> {
     Err(Error::argument(cause.trim(), "run `mpirun -n 2 hostname`"))
 }
 
-/// One of the ranks: initialises MPI and prints what it got, as one line.
+/// Runs one of the ranks: initialises MPI and prints its report as one line.
 pub(crate) fn rank() -> Result<()> {
     let (size, level) = ringpull_allreduce::transport::initialise_once()?;
     let library = crate::machine::Machine::survey().mpi_library.unwrap_or_default();

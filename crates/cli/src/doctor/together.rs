@@ -37,7 +37,8 @@ fn same(all: &[Facts], check: &'static str, value: fn(&Facts) -> Option<String>,
     Some(HostFinding::failure(check, other, format!("has {got} where {first} has {expected}"), fix))
 }
 
-/// A finding if a job finds another Python on a host, or none: PATH is passed on, so the first is not there.
+/// A finding if a job finds a different Python, or none, on some host. PATH is passed on, so the first Python
+/// is then missing there.
 fn python(all: &[Facts]) -> Option<HostFinding> {
     let (first, rest) = all.split_first()?;
     let expected = first.python.as_ref()?;

@@ -1,5 +1,6 @@
 //! The checks of `scripts/gpu-check` on a machine with GPUs: every kernel compared with the reference,
-//! collectives, ranks that share a GPU, and the speed. On simulated devices it runs all but the speed.
+//! collectives, ranks that share a GPU, and the speed. On simulated devices it runs all checks except the
+//! speed.
 
 mod speed;
 mod stores;
@@ -19,7 +20,7 @@ use ringpull_device::Survey;
 pub(crate) struct GpuCheck {
     pub name: String,
     pub found: String,
-    /// `None` if it could not be checked here.
+    /// `None` if this machine cannot run the check.
     pub passed: Option<bool>,
 }
 
@@ -29,10 +30,10 @@ pub(crate) struct Speed {
     /// The bytes that one run reads and writes.
     pub bytes: u64,
     pub seconds: Vec<f64>,
-    /// The median, in bytes a second; of a collective the bus bandwidth, as nccl-tests define it.
+    /// The median, in bytes per second. For a collective it is the bus bandwidth, as nccl-tests define it.
     pub bytes_per_s: f64,
-    /// Its share of its limit: the measured copy on the device, for staging its slower stage, for collectives
-    /// the copy from device to device.
+    /// The speed divided by its limit. The limit is the measured copy on the device; for staging, its slower
+    /// stage; for collectives, the copy from device to device.
     pub share: f64,
 }
 
@@ -95,9 +96,9 @@ fn check(name: impl Into<String>, outcome: Result<String>) -> GpuCheck {
     }
 }
 
-/// The time that anything may take.
+/// The time limit of every operation.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The device that lends.
+/// The device that lends tensors.
 const FIRST: usize = 0;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! How much of a device's memory bandwidth the kernels use, of the link to the host the staging, and of the
-//! link between devices the collectives.
+//! Measures the share of a bandwidth that is used: of the device's memory by the kernels, of the link to the
+//! host by the staging, and of the link between devices by the collectives.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use ringpull_kernels::optim::Optimizer;
 use super::{FIRST, LIMIT, Speed};
 use ringpull_harness::statistics::Summary;
 
-/// What bytes of a buffer are a multiple of: of all pieces that a buffer is cut into.
+/// The bytes of a buffer are a multiple of this number, so that every piece of a buffer has equal length.
 pub(crate) const UNIT: usize = 4 << 10;
-/// Launches of one run, so that queueing hides behind them.
+/// The number of launches in one run. With several launches the time of queueing is hidden.
 const LAUNCHES: u32 = 10;
-/// Runs; the first is thrown away.
+/// The number of runs. The first is discarded.
 const RUNS: usize = 8;
 
 /// Measures with buffers of `bytes` bytes.
@@ -74,11 +74,11 @@ pub(super) fn measure(name: &str, devices: &Arc<Devices>, bytes: usize) -> Resul
     Ok(speeds)
 }
 
-/// Two ranks of this process that share the devices: `push_pull` of one tensor, down, over the ranks and up
-/// again. Its share is that of the slower of its stages by itself: the copies at `link_bytes_per_s`, or the
-/// ranks' allreduce in host memory.
+/// Measures `push_pull` of one tensor by two ranks of this process that share the devices: the tensor is
+/// copied to the host, summed over the ranks, and copied back. Its limit is the slower of its two stages
+/// alone: the copies at `link_bytes_per_s`, or the ranks' allreduce in host memory.
 fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed> {
-    // A plan's name keeps the ranks from trying other routes.
+    // With a plan's name the ranks do not try other routes.
     let config = Config { timeout: LIMIT, algorithm: Algorithm::Ring.into(), ..Config::default() };
     let running = Engine::in_process(2, &config)?.into_iter().map(|engine| {
         let (name, config) = (name.to_owned(), config.clone());
@@ -148,14 +148,15 @@ impl Bench<'_> {
         Ok(slice)
     }
 
-    /// Bytes are those that have to be read and written; what is changed in place is both.
+    /// Measures a kernel. Its bytes are those that must be read and written; bytes that are changed in place
+    /// count twice.
     fn kernel(&self, name: &str, work: &Work, limit: f64) -> Result<Speed> {
         let bytes = work.reads.iter().chain(&work.writes).map(|slice| slice.len_bytes() as u64).sum();
         self.timed(name, bytes, limit, self.0.lane(FIRST), work)
     }
 
-    /// Collectives over all devices, by the bus bandwidth of nccl-tests: the bytes that a link must carry,
-    /// for `bytes` bytes of the whole, divided by the time. Its share is that of a copy from one device to
+    /// Measures collectives over all devices by the bus bandwidth of nccl-tests: the bytes that a link must
+    /// carry for a buffer of `bytes` bytes, divided by the time. The limit is a copy from one device to
     /// another.
     fn collectives(&self, bytes: usize) -> Result<Vec<Speed>> {
         let count = self.0.count();
@@ -202,7 +203,7 @@ impl Bench<'_> {
         Ok(speeds)
     }
 
-    /// Copies to and from pinned memory, each alone.
+    /// Measures copies to and from pinned memory, each alone.
     fn link(&self, buffer: &Slice) -> Result<Vec<Speed>> {
         let bytes = buffer.len_bytes();
         let pinned = || Ok(Slice::all(&Memory::pinned(self.0.platform(), bytes)?));

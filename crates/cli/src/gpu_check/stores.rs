@@ -13,14 +13,14 @@ use ringpull_device::{Collective, CollectiveKind, Devices, Slice, array_of};
 
 use super::{GpuCheck, LIMIT, check};
 
-/// Several segments of staging, and no multiple of anything.
+/// The elements of a buffer: several segments of staging, and not a multiple of any size.
 const LEN: usize = (2 << 20) / 4 + 3;
 
 pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<GpuCheck> {
     vec![collectives(devices), joined(name, devices.count())]
 }
 
-/// Two ranks with one GPU each, joined by NCCL, which cannot join a GPU with itself.
+/// Checks two ranks with one GPU each, joined by NCCL. NCCL cannot join a GPU with itself.
 fn joined(name: &str, count: usize) -> GpuCheck {
     let title = "dist_sync_mpi: 2 ranks whose devices sum by themselves (nccl)".to_owned();
     let config = Config { timeout: LIMIT, algorithm: AlgorithmChoice::Nccl, ..Config::default() };
@@ -38,7 +38,7 @@ fn joined(name: &str, count: usize) -> GpuCheck {
     check(title, share(&[&first, &second], &config))
 }
 
-/// Each collective over all devices; one device is enough.
+/// Checks each collective over all devices; one device is enough.
 fn collectives(devices: &Arc<Devices>) -> GpuCheck {
     let name = format!("collectives over {} device(s)", devices.count());
     if !devices.platform().has_collectives() {
@@ -73,8 +73,8 @@ fn collectives(devices: &Arc<Devices>) -> GpuCheck {
     check(name, run())
 }
 
-/// Ranks as threads, each with the devices of its name, which may be on the same GPUs, over the transport
-/// between threads.
+/// Trains with ranks that are threads, over the transport between threads. Each rank has the devices of its
+/// name; the devices of several ranks may be on the same GPUs.
 fn share(names: &[&str], config: &Config) -> Result<String> {
     let engines = Engine::in_process(names.len(), config)?;
     let counts = names.iter().map(|name| Ok(ringpull_device::open(name)?.count())).collect::<Result<Vec<_>>>()?;
@@ -99,7 +99,7 @@ fn share(names: &[&str], config: &Config) -> Result<String> {
     faults.into_iter().nth(at).or_else(|| well.into_iter().next()).unwrap_or_else(lost)
 }
 
-/// One rank of an MPI job whose ranks all have the devices of this name. Collective.
+/// Runs one rank of an MPI job in which all ranks have the devices of this name. Collective.
 pub(crate) fn rank_of_a_job(name: &str) -> Result<String> {
     let devices = ringpull_device::open(name)?;
     let store = create_on(Kind::DistSyncMpi.name(), &devices)?;
@@ -107,7 +107,8 @@ pub(crate) fn rank_of_a_job(name: &str) -> Result<String> {
     Ok(format!("rank {} of {} on {name}: {found}", store.rank(), store.num_workers()))
 }
 
-/// Two pushes with momentum, of tensors on every device and of one, against their closed form.
+/// Makes two pushes with momentum, of tensors on every device and of a tensor on one, and compares the values
+/// with their closed form.
 fn train(store: &KvStore, devices: &Devices, counts: &[usize]) -> Result<String> {
     let mine = (store.rank() + 1) as f64;
     store.init("w", &Tensor::full(DType::F32, &[LEN], 1.0))?;

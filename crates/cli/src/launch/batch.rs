@@ -1,12 +1,13 @@
 //! The processes of a job as one step of Slurm (`srun`) or as one job of Grid Engine (`qsub`).
 //!
-//! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job
-//! with servers every process runs the same shell script: task 0 is the scheduler, then come the servers,
-//! then the workers. The tasks of Slurm connect to the launcher, which prints their output and tells them
-//! when to end, since `srun` kills them when it is told. Grid Engine writes all output into one file, so
-//! there the first host puts a process's name before its lines. Task 0 writes the scheduler's address to a
-//! file that all hosts see. Beside it is a file with the job's secret, which only this user can read: a batch
-//! system shows a job's command line, and Grid Engine its variables too, to all users.
+//! Slurm starts MPI ranks itself. For Grid Engine `mpirun` starts them, and finds the hosts by itself. In a
+//! job with servers every process runs the same shell script: task 0 is the scheduler, the next tasks are the
+//! servers, and the others are the workers. The tasks of Slurm connect to the launcher, which prints their
+//! output and orders them to end, because `srun` itself would kill them at once. Grid Engine writes all
+//! output into one file, so with it the first host puts a process's name before the process's lines. Task 0
+//! writes the scheduler's address to a file that all hosts see. Beside this file is one with the job's
+//! secret, which only this user can read: a batch system shows a job's command line to all users, and Grid
+//! Engine shows its variables too.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -40,14 +41,14 @@ pub(crate) enum BatchSystem {
 #[derive(Debug, Clone)]
 pub(crate) struct BatchJob {
     pub batch: BatchSystem,
-    /// Without servers it starts MPI ranks.
+    /// The program. Without servers the job consists of MPI ranks.
     pub spec: Spec,
-    /// Whether each line of output begins with the task or the process that wrote it.
+    /// True if each line of output begins with the name of the task or process that wrote it.
     pub is_tagged: bool,
 }
 
-/// Task `$1` of a job with servers. `$2` is the file with the address, `$3` and `$4` are the numbers of
-/// servers and workers.
+/// The script of task `$1` of a job with servers. `$2` is the file with the address, `$3` is the number of
+/// servers, and `$4` the number of workers.
 const ROLES: &str = r#"task=$1 meet=$2 servers=$3 workers=$4
 shift 4
 export DMLC_NUM_SERVER=$servers DMLC_NUM_WORKER=$workers
@@ -80,17 +81,17 @@ read -r host port <"$meet"
 export DMLC_PS_ROOT_URI=$host DMLC_PS_ROOT_PORT=$port"#;
 
 impl BatchJob {
-    /// Runs the job to its end; its exit code.
+    /// Runs the job to its end and returns its exit code.
     pub(crate) fn run(&self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
         interrupt.watch_for_job()?;
         let folder = working_folder()?;
-        // A name that nobody else has: one made of a process's number may be there from a launcher that was
-        // killed.
+        // The file has a unique name. A name made of a process's number may exist already, from a launcher
+        // that was killed.
         let meeting = put("", ".ringpull-meet-", &folder)?;
         let meet = meeting.path();
         let secret = config::secret_or_new()?;
-        // Dropping them removes the files.
+        // Dropping these values removes the files.
         let file =
             if self.spec.servers == 0 { None } else { Some(put(secret.reveal(), ".ringpull-secret-", &folder)?) };
         let job = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
@@ -118,18 +119,18 @@ impl BatchJob {
             interrupt.decline_for_job("Grid Engine");
             false
         })?;
-        // qsub ends with 1 after a signal.
+        // After a signal qsub itself ends with 1.
         Ok(interrupt.signal().map_or(code_of(status), |signal| 128 + signal))
     }
 
-    /// Runs `srun` to its end; the exit code. After a process has failed the others may report whom they
-    /// lost.
+    /// Runs `srun` to its end and returns the exit code. After a process has failed, the others have time to
+    /// report which process they lost.
     fn run_srun(&self, words: &[OsString], control: &RankControl, interrupt: &Interrupt) -> Result<i32> {
         let mut command = Command::new(&words[0]);
         let names = [vec![config::SECRET], self.by_name()].concat();
         command.env(config::SECRET, control.secret.reveal());
         command.envs(exported(config::text(EXPORTED), &names).map(|chosen| (EXPORTED, chosen)));
-        // In its own process group it gets no Ctrl-C: it would kill the tasks.
+        // `srun` has its own process group, so it gets no Ctrl-C, at which it would kill the tasks.
         let mut child = start(command.process_group(0), words)?;
         let mut ending = Ending::new(control, interrupt, Pid::from_child(&child));
         let grace = Config::from_env()?.silence() * 3 / 2;
@@ -174,7 +175,7 @@ impl BatchJob {
         if self.spec.servers == 0 { "rank".to_owned() } else { format!("role:{}", self.spec.servers) }
     }
 
-    /// This job, with its secret in a file.
+    /// Returns this job with its secret in a file.
     fn with_secret_in(&self, file: &Path) -> Self {
         let named = (config::SECRET_FILE.to_owned(), file.display().to_string());
         let mut job = self.clone();
@@ -187,14 +188,14 @@ impl BatchJob {
         if self.spec.servers == 0 { self.spec.workers } else { 1 + self.spec.servers + self.spec.workers }
     }
 
-    /// The command that submits the job and waits for it. Grid Engine mangles words with quotes or several
-    /// lines, so what it runs is in a file.
+    /// The command that submits the job and waits for it. Grid Engine damages words with quotes or line
+    /// feeds, so its script is in a file.
     fn words(&self, meet: &Path, (manager, wrapper): (&str, &[OsString]), script: Option<&Path>) -> Vec<OsString> {
         let tasks = self.tasks();
         match &self.batch {
             BatchSystem::Slurm => {
                 let manager = if self.spec.servers == 0 { manager } else { "none" };
-                // MPI's ranks wait for a lost one for ever. Servers and workers do not.
+                // Ranks of MPI wait for a lost rank for ever. Servers and workers do not.
                 let ends = format!("--kill-on-bad-exit={}", u8::from(self.spec.servers == 0));
                 let options = [ends, format!("--mpi={manager}"), "-n".to_owned(), tasks.to_string()];
                 let mut words: Vec<OsString> = [OsString::from("srun")].into();
@@ -222,7 +223,7 @@ impl BatchJob {
         }
     }
 
-    /// The names of the variables that have their values from this process's environment.
+    /// The names of the variables that have the same values in this process's environment.
     fn by_name(&self) -> Vec<&str> {
         let Variables { env, env_server, env_worker } = &self.spec.variables;
         [env, env_server, env_worker].into_iter().flat_map(|env| by_name_and_value(env).0).collect()
@@ -250,12 +251,12 @@ impl BatchJob {
         format!("set -- {task} {meet} {} {}\n{ROLES}\n{run}", self.spec.servers, self.spec.workers)
     }
 
-    /// The script that Grid Engine runs on the first host: `mpirun`, or a `qrsh` for each process, which runs
-    /// the same script again as its task.
+    /// The script that Grid Engine runs on the first host. It starts `mpirun`, or a `qrsh` for each process,
+    /// which runs the same script again as its task.
     fn sge_script(&self, meet: &Path) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         if self.spec.servers == 0 {
-            // It passes on only the variables that these options name.
+            // `mpirun` passes on only the variables that these options name.
             let names = Mpirun::find().map(|mpirun| mpirun.naming(&self.by_name())).unwrap_or_default();
             let mpirun = quote(OsStr::new(&config::mpirun_program()));
             let variables = self.variables(Role::Worker);
@@ -263,15 +264,15 @@ impl BatchJob {
                 [names.into_iter().map(OsString::from).collect(), vec!["-n".into(), self.tasks().to_string().into()]];
             let mut tag: Vec<OsString> = Vec::new();
             if self.is_tagged {
-                // It cannot connect to this host from there, so it writes the names itself.
+                // The wrapper cannot connect to this host from there, so it writes the names itself.
                 tag.extend(wrapper::words_before("rank", &[], Sink::Tagged).unwrap_or_default());
             }
             let words = [&words.concat()[..], &tag, &variables, &self.spec.command].concat();
             return format!("exec {mpirun} {}", quoted(&words));
         }
         let role = self.script(meet, "$RINGPULL_TASK");
-        // A qrsh ends with its program, and loses what a filter on that host would write after it; so this
-        // host puts the name before each line.
+        // A qrsh ends with its program, so output that a filter on the other host wrote after that would be
+        // lost. So this host puts the name before each line.
         let filter = if self.is_tagged { "sed -u \"s/^/[$name] /\"" } else { "cat" };
         // Each line of the file is `host slots queue processors`; a slot is a process.
         format!(
@@ -309,10 +310,11 @@ fn put(text: &str, prefix: &str, folder: &Path) -> Result<NamedTempFile> {
     written.map_err(|cause| Error::io("write a file in", folder.display(), &cause))
 }
 
-/// Slurm's variable for what `srun` passes on: `ALL`, which is the default, `NONE`, `NIL`, or names.
+/// Slurm's variable with the names of the variables that `srun` passes on, or `ALL` (the default), `NONE` or
+/// `NIL`.
 const EXPORTED: &str = "SLURM_EXPORT_ENV";
 
-/// The value that makes `srun` pass on `names` too; `None` if it passes on everything.
+/// The value with which `srun` passes on `names` too. `None` if it passes on all variables.
 fn exported(chosen: Option<String>, names: &[&str]) -> Option<String> {
     let names = names.join(",");
     match chosen?.as_str() {
@@ -322,8 +324,8 @@ fn exported(chosen: Option<String>, names: &[&str]) -> Option<String> {
     }
 }
 
-/// The value of `srun --mpi` by which ranks find each other. Without one every rank would be a separate
-/// world.
+/// The value of `srun --mpi` by which ranks find each other. Without a value every rank would be a job of its
+/// own.
 fn process_manager() -> &'static str {
     match Mpirun::find().map(|mpirun| mpirun.flavour()) {
         Ok(Flavour::Mpich) => "pmi2",
@@ -395,7 +397,7 @@ mod tests {
         };
         let hosts = file("hosts", "a 3 queue UNDEFINED\nb 1 queue UNDEFINED\n");
         let script = file("job", &job.sge_script(&folder.path().join("meet")));
-        // In place of Grid Engine's, which starts the words on a host.
+        // A replacement for Grid Engine's qrsh, which starts the words on a host.
         let qrsh = file("qrsh", "#!/bin/sh\nwhile [ \"$1\" != env ]; do shift; done\nexec \"$@\"\n");
         std::fs::set_permissions(&qrsh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let path = format!("{}:{}", folder.path().display(), config::text("PATH").unwrap());

@@ -1,8 +1,8 @@
-//! The processes of a job as one `mpirun`: rank 0 is the scheduler, then come the servers, then the workers.
-//! A job without servers is plain MPI ranks.
+//! The processes of a job as one `mpirun`: rank 0 is the scheduler, the next ranks are the servers, and the
+//! others are the workers. A job without servers consists of plain MPI ranks.
 //!
-//! Each process runs below a [`wrapper`](super::wrapper), which connects to the launcher: its lines do not
-//! pass through `mpirun`, and it hears from the launcher when it is to end.
+//! Each process runs below a [`wrapper`](super::wrapper), which connects to the launcher. So the process's
+//! lines do not pass through `mpirun`, and the launcher can order the process to end.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::IpAddr;
@@ -28,8 +28,8 @@ use crate::mpirun::{MpiCommand, Mpirun, Ranks};
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_lab::ends::{MpirunEnd, code_of, of_mpirun};
 
-/// Runs the job on `hosts` to its end; its exit code. `mpirun` itself ends all processes when one fails. An
-/// error if it does not end after its ranks on this host have ended.
+/// Runs the job on `hosts` to its end and returns its exit code. `mpirun` itself ends all processes when one
+/// fails. It is an error if `mpirun` does not end after its ranks on this host have ended.
 pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let job = MpiJob::new(spec, hosts, sink, Box::new(|_| ()))?;
@@ -42,21 +42,22 @@ pub(super) struct MpiJob {
     pub(super) parts: Vec<Ranks>,
     workers: usize,
     control: RankControl,
-    /// The scheduler's, or that of PyTorch's rank 0, which is claimed until the job has ended.
+    /// The port of the scheduler or of PyTorch's rank 0. It is claimed until the job has ended.
     _port: Option<Port>,
 }
 
 impl MpiJob {
-    /// A job on these hosts. `on_line` gets each line that `mpirun` and its processes write to stderr.
+    /// Prepares a job on these hosts. `on_line` gets each line that `mpirun` and its processes write to
+    /// stderr.
     pub(super) fn new(spec: &Spec, hosts: &[Host], sink: Sink, on_line: OnLine) -> Result<Self> {
         let control = RankControl::listen(RankHosts::Hosts(hosts), config::secret_or_new()?, sink, on_line)?;
         let (parts, port) = parts(spec, hosts, &control)?;
         Ok(MpiJob { parts, workers: spec.workers, control, _port: port })
     }
 
-    /// Runs `mpirun` to its end and returns its exit code. Its ranks are on `hosts`. `must_end` gets each
-    /// rank that has ended, with its exit code, and says how long the job may then run, if it has to end:
-    /// `mpirun` itself sees to that unless the ranks survive losses.
+    /// Runs `mpirun` to its end and returns its exit code. Its ranks are on `hosts`. `must_end` is called for
+    /// each rank that has ended, with its exit code. If the job must then end, `must_end` returns how long it
+    /// may still run. That is needed only if ranks survive losses; otherwise `mpirun` itself ends the job.
     pub(super) fn run(
         self,
         mut ready: MpiCommand,
@@ -67,12 +68,13 @@ impl MpiJob {
         interrupt.watch_for_job()?;
         let silence = Config::from_env()?.silence();
         let MpiJob { parts, workers, control, _port } = self;
-        // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
+        // `mpirun` has its own process group, so it gets no Ctrl-C. The launcher gets it, and orders the
+        // ranks to end first.
         ready.command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         ready.command.env(config::SECRET, control.secret.reveal());
         let is_terminal = std::io::stdin().is_terminal();
         if is_terminal {
-            // Outside the terminal's process group it may not read there.
+            // Outside the terminal's process group `mpirun` may not read from the terminal.
             ready.command.stdin(Stdio::piped());
         }
         let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
@@ -83,7 +85,7 @@ impl MpiJob {
         let output = Output::of(&mut child, &control, &writing);
         let mut ending = Ending::new(&control, interrupt, Pid::from_child(&child));
         let mut watch = MpirunWatch::new(Childless::watch(child.id(), hosts), writing, silence);
-        // Survivors have said what they lost by then.
+        // By then the survivors have reported which process they lost.
         let (ranks, grace) = (parts.iter().map(|part| part.count).sum(), silence * 3 / 2);
         let (mut within, mut stuck) = (grace, None);
         let mut ends = false;
@@ -98,7 +100,8 @@ impl MpiJob {
             if ends {
                 ending.end_within(within);
             } else if control.have_workers_succeeded(workers) {
-                // Servers and helpers have nothing left to do, and one that is stopped would be waited for.
+                // Servers and helpers have nothing left to do. Without a limit the job would wait for one
+                // that is stopped.
                 ending.end_within(grace);
             }
             stuck = watch.look(&control, ranks);
@@ -118,8 +121,8 @@ impl MpiJob {
     }
 }
 
-/// Passes on what is typed at the terminal, while this program is in its foreground: elsewhere it would be
-/// stopped.
+/// Passes on the terminal's input while this program is in the terminal's foreground. In the background the
+/// kernel would stop it for reading.
 fn pass_terminal(mut to: ChildStdin) {
     const LOOK: Duration = Duration::from_millis(200);
     let mut typed = [0; 4096];
@@ -134,7 +137,7 @@ fn pass_terminal(mut to: ChildStdin) {
             std::thread::park_timeout(LOOK);
             continue;
         }
-        // Not through a buffer, which `poll` does not see.
+        // Read without a buffer, because `poll` does not see a buffer's content.
         match rustix::io::read(&stdin, &mut typed) {
             Ok(count @ 1..) if to.write_all(&typed[..count]).is_ok() => {}
             Err(rustix::io::Errno::INTR) => {}
@@ -143,11 +146,11 @@ fn pass_terminal(mut to: ChildStdin) {
     }
 }
 
-/// Returns true if this process's group is its terminal's foreground.
+/// Returns true if this process's group is in its terminal's foreground.
 fn is_foreground() -> bool {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name before may contain anything. Behind it: state, parent, group, session, terminal, foreground
-    // group.
+    // The process's name may contain any characters. The fields behind it are: state, parent, group, session,
+    // terminal, foreground group.
     let words: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     words.len() > 5 && words[2] == words[5]
 }
@@ -165,7 +168,7 @@ impl Output {
             let (writing, feed) = (Arc::clone(writing), control.printer.feed());
             let on_line = control.on_line();
             let (are_dismissed, is_tagged) = (control.are_dismissed(), control.sink == Sink::Tagged);
-            // Of an interrupted job `mpirun` says at length that its processes have ended.
+            // After an interrupt `mpirun` prints long messages about the end of its processes.
             let is_noise = move |piece: &[u8]| {
                 stream == OutputStream::Err && is_tagged && !piece.starts_with(b"[") && are_dismissed()
             };
@@ -175,7 +178,7 @@ impl Output {
         Output { readers }
     }
 
-    /// Waits for what is left. A process that the job has left behind may hold the pipes for ever.
+    /// Waits for the rest of the output. A process that the job has left behind may hold the pipes for ever.
     fn finish(&self, control: &RankControl, interrupt: &Interrupt) {
         let ended = Instant::now();
         let mut until = Instant::now() + LAST_LINES;
@@ -191,10 +194,10 @@ impl Output {
     }
 }
 
-/// The time for which the last lines of a job that has ended are waited for.
+/// The time to wait for the last lines of a job that has ended.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// Prints a stream, and calls `on_line` for each line of stderr. Pieces that mean nothing are left out.
+/// Prints a stream, and calls `on_line` for each line of stderr. Pieces that are noise are left out.
 fn pass_on(
     (from, stream): (impl Pipe, OutputStream),
     feed: &Feed,
@@ -223,7 +226,7 @@ fn pass_on(
 fn parts(spec: &Spec, hosts: &[Host], control: &RankControl) -> Result<(Vec<Ranks>, Option<Port>)> {
     let ranks = |count, name: &str, env: Vec<(String, String)>| wrapped(spec, count, control, name, env);
     if spec.servers == 0 {
-        // MPI counts helpers among the ranks.
+        // For MPI, helpers are ranks too.
         let (port, meeting) = meeting_of_torch(Some(hosts).filter(|_| spec.helpers == 0))?;
         let workers = ranks(spec.workers, "rank", [meeting, spec.variables.of(Role::Worker)].concat())?;
         let role = (config::ROLE.to_owned(), "helper".to_owned());
@@ -251,9 +254,9 @@ fn address_of_first(hosts: &[Host]) -> Result<IpAddr> {
 /// The names of variables, and their values.
 type NamesAndValues = Vec<(String, String)>;
 
-/// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing
-/// if the user has set one of them, or only ssh knows the first host's name.
-/// A job that a rank of another one starts has its own, and not that job's.
+/// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of rank 0's port.
+/// There are none if the user has set one of the variables, or if only ssh knows the first host's name. If a
+/// rank of a job starts another job, the new job gets variables of its own.
 fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, NamesAndValues)> {
     let (names, is_inner) = (["MASTER_ADDR", "MASTER_PORT"], config::text(config::MEETING).is_some());
     let is_free = is_inner || names.iter().chain(&TORCH_PLACE).all(|name| config::text(name).is_none());
@@ -267,7 +270,7 @@ fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, NamesAndVal
     Ok((Some(port), own.into_iter().chain(of_outer).map(|(name, value)| (name.to_owned(), value)).collect()))
 }
 
-/// The `mpirun` whose ranks are the workers alone.
+/// The `mpirun` that starts only the workers as ranks.
 pub(super) fn workers_alone(
     spec: &Spec,
     hosts: &[Host],
@@ -284,7 +287,7 @@ fn wrapped(spec: &Spec, count: usize, control: &RankControl, name: &str, env: Ve
     Ok(Ranks { count, command, env })
 }
 
-/// The error of an `mpirun` that was killed because it did not end.
+/// The error if an `mpirun` did not end and was killed.
 fn outlived() -> Error {
     let what = format!(
         "its processes ended and it did not within {} s, so it was killed and their exit codes are lost: see their \
@@ -294,7 +297,7 @@ fn outlived() -> Error {
     Error::io("wait for", "mpirun", &std::io::Error::other(what))
 }
 
-/// The error of an `mpirun` that waits for a host for ever.
+/// The error if an `mpirun` waits for a host for ever.
 fn aborts_for_ever(patience: Duration) -> Error {
     let what = format!(
         "a process failed, and it did not end within {:.0} s after that, so it was killed: it waits for a host that \

@@ -1,10 +1,10 @@
-//! The connection of a rank to its launcher: output one way, orders the other.
+//! The connection of a rank to its launcher. The rank's side sends output, and the launcher sends orders.
 //!
-//! `mpirun` cannot do either. It cuts the lines of ranks and mixes them, and after a signal it kills ranks
-//! before they have ended. So the program that stands between `mpirun` and a rank
-//! ([`wrapper`](super::wrapper)) connects to the launcher ([`control`](super::control)), as the daemons of
-//! `mpirun` do. Both prove that they have the job's secret, the rank's side first. Then that side sends
-//! frames, and the launcher bytes: signals.
+//! `mpirun` cannot do that. It cuts the lines of ranks and mixes them, and after a signal it kills ranks
+//! before they have ended. So the program between `mpirun` and a rank ([`wrapper`](super::wrapper)) connects
+//! to the launcher ([`control`](super::control)), as the daemons of `mpirun` do. Both prove that they have
+//! the job's secret, the rank's side first. Then the rank's side sends frames, and the launcher sends bytes,
+//! which are the numbers of signals.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
@@ -21,30 +21,33 @@ use super::output::PIECE;
 /// The frames that the rank's side sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RankFrame {
-    /// First: the rank's name, such as `rank 3`.
+    /// The first frame: the rank's name, such as `rank 3`.
     Name(String),
     Out(Vec<u8>),
     Err(Vec<u8>),
     /// The rank has ended with this code, and all its output was sent.
     Ended(i32),
-    /// The rank has ended, and a process that it has started still holds its output.
+    /// The rank has ended, but a process that it has started still holds its output.
     Outlived,
 }
 
-/// The order that a rank's side may end, as its rank did. Every other order is the number of a signal.
+/// The order that allows a rank's side to end with the exit code of its rank. Every other order is the number
+/// of a signal.
 pub(super) const LEAVE: u8 = 0;
-/// The answer to [`RankFrame::Ended`]: everything before it was read. A rank's side that ended before, and so
-/// closed the connection, would lose what is on its way if an order came then.
+/// The answer to [`RankFrame::Ended`]: the launcher has read everything before it. The rank's side waits for
+/// this answer. If it closed the connection earlier and an order arrived then, the output on its way would be
+/// lost.
 pub(super) const RECEIVED: u8 = u8::MAX;
 
-/// Seconds without a byte after which a connection is probed, seconds between two probes, and how many go
-/// unanswered before it counts as broken: firewalls forget connections after some minutes.
+/// The time without a byte after which a connection is probed. The next constants are the time between two
+/// probes, and the number of unanswered probes after which it counts as broken. Firewalls forget silent
+/// connections after some minutes.
 const KEEP_IDLE: Duration = Duration::from_secs(60);
 const KEEP_INTERVAL: Duration = Duration::from_secs(15);
 const KEEP_PROBES: u32 = 8;
 /// The time for which either side waits for the other's proof.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The time for which an address may be silent.
+/// The time that an address may take to answer.
 const CONNECT: Duration = Duration::from_secs(2);
 const MAGIC: [u8; 8] = *b"RPRANK\x02\n";
 
@@ -85,7 +88,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => {
                 stream.set_nodelay(true)?;
-                // A firewall forgets connections that say nothing for long.
+                // A firewall forgets connections that are silent for long.
                 rustix::net::sockopt::set_socket_keepalive(stream, true)?;
                 rustix::net::sockopt::set_tcp_keepidle(stream, KEEP_IDLE)?;
                 rustix::net::sockopt::set_tcp_keepintvl(stream, KEEP_INTERVAL)?;
@@ -119,7 +122,7 @@ impl Write for &Stream {
     }
 }
 
-/// The place where the launcher listens.
+/// The socket on which the launcher listens.
 #[derive(Debug)]
 pub(super) enum RankListener {
     Tcp(TcpListener),
@@ -131,7 +134,7 @@ impl RankListener {
         UnixListener::bind(path).map(RankListener::Unix)
     }
 
-    /// The next connection, if there is one.
+    /// Takes the next connection, if there is one.
     pub(super) fn accept(&self) -> Result<Stream> {
         let stream = match self {
             RankListener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
@@ -150,8 +153,8 @@ impl AsFd for RankListener {
     }
 }
 
-/// A connection to the launcher of this job, which has proved that it is one, at the first of these addresses
-/// that has it.
+/// Connects to the launcher of this job at the first of these addresses where it answers. The launcher has
+/// proved that it belongs to the job.
 pub(super) fn connect(addresses: &[String], secret: &Secret) -> Result<Stream> {
     let mut failure = Error::from(ErrorKind::NotFound);
     for address in addresses {
@@ -163,7 +166,7 @@ pub(super) fn connect(addresses: &[String], secret: &Secret) -> Result<Stream> {
     Err(failure)
 }
 
-/// The rank's part of the proofs.
+/// Makes the rank's part of the proofs.
 fn ask(stream: &Stream, secret: &Secret) -> Result<()> {
     stream.set_patience(Some(PATIENCE))?;
     let own = fresh()?;
@@ -178,7 +181,7 @@ fn ask(stream: &Stream, secret: &Secret) -> Result<()> {
     stream.set_patience(None)
 }
 
-/// The launcher's part.
+/// Makes the launcher's part of the proofs.
 pub(super) fn answer(stream: &Stream, secret: &Secret) -> Result<()> {
     stream.set_patience(Some(PATIENCE))?;
     let own = fresh()?;
@@ -263,7 +266,7 @@ mod tests {
         for (rank, is_admitted) in [(&one, true), (&other, false)] {
             let (near, far) = UnixStream::pair().map(|(near, far)| (Stream::Unix(near), Stream::Unix(far))).unwrap();
             std::thread::scope(|scope| {
-                // Dropped when it has answered, as the launcher does with strangers.
+                // Dropped after the answer, as the launcher drops strangers.
                 let answered = scope.spawn(|| answer(&{ far }, &one).is_ok());
                 assert_eq!(ask(&near, rank).is_ok(), is_admitted);
                 assert_eq!(answered.join().unwrap(), is_admitted);

@@ -1,8 +1,8 @@
-//! The launcher's side of the connections to ranks: it prints their output, and tells them when to end.
+//! The launcher's side of the connections to ranks: it prints the ranks' output, and orders ranks to end.
 //!
 //! After an interrupt each rank gets SIGTERM, and [`GRACE`] to end by itself, for a checkpoint. A second
-//! interrupt, or the end of the grace period, kills what is left. `mpirun` hears of all this last: it would
-//! kill every rank within a second.
+//! interrupt, or the end of the grace period, kills the remaining ranks. `mpirun` gets the signal last,
+//! because it would kill every rank within a second.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -23,26 +23,26 @@ use super::output::{Feed, OutputStream, Printer, Sink, WholeLines};
 use super::{Host, SshHost, address_towards, wrapper};
 use ringpull_harness::interrupt::Interrupt;
 
-/// The time for which processes may run after they were told to end: less than the 30 s that Kubernetes and
-/// Slurm wait.
+/// The time for which processes may run after the order to end. It is less than the 30 s for which Kubernetes
+/// and Slurm wait.
 pub(super) const GRACE: Duration = Duration::from_secs(25);
 /// The time between SIGKILL, or the last rank's end, and a signal to `mpirun`.
 const KILL_AFTER: Duration = Duration::from_secs(3);
-/// The time for which the last output of a job that has ended may be silent.
+/// After the job's end, the time without output after which no more output is awaited.
 const LAST_LINES: Duration = Duration::from_secs(2);
 /// The time between two attempts to take a connection.
 const RETRY: Duration = Duration::from_millis(50);
 const LOOPBACK: &str = "127.0.0.1";
-/// Variables by which a batch system says that `mpirun` has hosts of its own.
+/// Variables of batch systems. If one is set, `mpirun` has hosts of its own.
 const ALLOCATIONS: [&str; 4] = ["SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE"];
 
-/// Gets each line of the ranks' stderr.
+/// A function that gets each line of the ranks' stderr.
 pub(super) type OnLine = Box<dyn FnMut(&str) + Send>;
 
-/// Where the ranks of a job are, which the launcher's address depends on.
+/// The place of a job's ranks. The launcher's address depends on it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RankHosts<'a> {
-    /// On hosts that this program knows, or on this one.
+    /// On hosts that this program knows, or on this host.
     Hosts(&'a [Host]),
     /// On hosts that somebody else chooses.
     Anywhere,
@@ -55,7 +55,7 @@ pub(super) struct RankControl {
     pub(super) sink: Sink,
     addresses: Vec<String>,
     state: Arc<RankConnections>,
-    /// Its end is that of `accepts`.
+    /// Dropping it ends the thread `accepts`.
     ends: Option<UnixStream>,
     accepts: Option<JoinHandle<()>>,
     _folder: Option<TempDir>,
@@ -70,13 +70,13 @@ struct RankConnections {
 struct ConnectedRanks {
     all: Vec<ConnectedRank>,
     readers: Vec<JoinHandle<()>>,
-    /// The orders until now, for ranks that come later.
+    /// The orders so far, for ranks that connect later.
     told: Vec<(u8, Addressees)>,
     failure: Option<i32>,
     are_dismissed: bool,
 }
 
-/// The processes that an order is for.
+/// The processes that get an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Addressees {
     All,
@@ -86,12 +86,12 @@ pub(super) enum Addressees {
 struct ConnectedRank {
     name: String,
     orders: Arc<Stream>,
-    /// True if it is no server and no scheduler, which outlive the workers.
+    /// True if the process is neither a server nor the scheduler, which outlive the workers.
     is_worker: bool,
     code: Option<i32>,
-    /// True if its connection has ended.
+    /// True if the process's connection has ended.
     is_gone: bool,
-    /// True if its end was taken note of.
+    /// True if [`RankControl::take_ended`] has returned the process.
     is_taken: bool,
 }
 
@@ -101,7 +101,7 @@ impl RankControl {
         let failed = |cause: std::io::Error| Error::io("listen", "for the job's ranks", &cause);
         let (listener, addresses, folder) = match reach {
             RankHosts::Hosts(hosts) if hosts.iter().any(|host| matches!(host, Host::Lab(_))) => {
-                // Emulated hosts have a network of their own, and this host's files.
+                // Emulated hosts have a network of their own, but share this host's files.
                 let folder = temporary_folder("ringpull-", &std::env::temp_dir()).map_err(failed)?;
                 let path = folder.path().join("launcher");
                 let listener = RankListener::at(&path).map_err(failed)?;
@@ -133,7 +133,7 @@ impl RankControl {
         control.accepts = Some(std::thread::spawn(move || {
             while is_next(&listener, &over) {
                 let Ok(stream) = listener.accept() else {
-                    // Such as one more than this process may have open.
+                    // For example, this process has as many open files as it may have.
                     std::thread::park_timeout(RETRY);
                     continue;
                 };
@@ -151,13 +151,13 @@ impl RankControl {
         wrapper::words_before(name, &self.addresses, self.sink)
     }
 
-    /// A function that takes lines of stderr that come another way.
+    /// Returns a function for lines of stderr that do not arrive by a connection.
     pub(super) fn on_line(&self) -> impl Fn(&str) + Send + use<> {
         let state = Arc::clone(&self.state);
         move |line| state.on_line(line)
     }
 
-    /// Orders all ranks, or the workers among them, and those that come later.
+    /// Gives an order to all ranks or to all workers, including those that connect later.
     fn order(&self, order: u8, to: Addressees) {
         let mut ranks = self.state.lock();
         ranks.told.push((order, to));
@@ -170,7 +170,7 @@ impl RankControl {
         self.order(u8::try_from(signal.as_raw()).unwrap_or(LEAVE), to);
     }
 
-    /// Passes on a signal to the workers that have connected, and to none that comes later.
+    /// Passes on a signal to the workers that have connected, but not to later ones.
     pub(super) fn pass_on(&self, signal: Signal) {
         let ranks = self.state.lock();
         for rank in ranks.all.iter().filter(|rank| !rank.is_gone) {
@@ -178,7 +178,7 @@ impl RankControl {
         }
     }
 
-    /// Returns true if a worker runs that has connected.
+    /// Returns true if a connected worker is running.
     fn is_worker_running(&self) -> bool {
         self.state.lock().all.iter().any(|rank| rank.is_worker && rank.code.is_none() && !rank.is_gone)
     }
@@ -188,41 +188,42 @@ impl RankControl {
         !self.state.lock().all.is_empty()
     }
 
-    /// Returns true if a rank runs that has connected.
+    /// Returns true if a connected rank is running.
     pub(super) fn is_any_running(&self) -> bool {
         self.state.lock().all.iter().any(|rank| rank.code.is_none() && !rank.is_gone)
     }
 
-    /// Lets the ranks' side end if all ranks have ended.
+    /// If all ranks have ended, allows the ranks' side of the connections to end.
     pub(super) fn let_go(&self) {
         if self.has_ranks() && !self.is_any_running() {
             self.dismiss();
         }
     }
 
-    /// Lets the ranks' side end. What `mpirun` says of that means nothing.
+    /// Allows the ranks' side of the connections to end. Messages of `mpirun` about that are ignored.
     fn dismiss(&self) {
         self.state.lock().are_dismissed = true;
         self.order(LEAVE, Addressees::All);
     }
 
-    /// A function that says whether the ranks' side was let go before `mpirun` had ended.
+    /// Returns a function. The function returns true if the ranks' side was allowed to end before `mpirun`
+    /// had ended.
     pub(super) fn are_dismissed(&self) -> impl Fn() -> bool + Send + use<> {
         let state = Arc::clone(&self.state);
         move || state.lock().are_dismissed
     }
 
-    /// Returns true if all of so many ranks have ended.
+    /// Returns true if all of `count` ranks have ended.
     pub(super) fn have_all_ended(&self, count: usize) -> bool {
         self.state.lock().all.iter().filter(|rank| rank.code.is_some()).count() == count
     }
 
-    /// Returns true if all of so many workers have ended well.
+    /// Returns true if all of `count` workers have ended well.
     pub(super) fn have_workers_succeeded(&self, count: usize) -> bool {
         self.state.lock().all.iter().filter(|rank| rank.is_worker && rank.code == Some(0)).count() == count
     }
 
-    /// The number of ranks that have ended, and whether one of them has failed or was lost.
+    /// Returns the number of ranks that have ended, and true if one of them has failed or was lost.
     pub(super) fn count_ended(&self) -> (usize, bool) {
         let ranks = self.state.lock();
         let ended = ranks.all.iter().filter(|rank| rank.has_ended());
@@ -245,14 +246,14 @@ impl RankControl {
         self.state.lock().failure
     }
 
-    /// Waits for the output of a job whose `mpirun` has ended, then ends what is left of the job. An
-    /// interrupted job waits no longer than its grace for a reader of the output.
+    /// Waits for the output of a job after its `mpirun` has ended, then ends the job's remaining processes.
+    /// After an interrupt it waits at most the grace period for a reader of the output.
     pub(super) fn finish(&self, interrupt: &Interrupt) {
         let ended = Instant::now();
         let mut until = ended + LAST_LINES;
         let mut is_killed = false;
-        // What is still on its way from an end that is closed would be lost if something were sent to that
-        // end.
+        // If something were sent to an end that is closed, the data that is still on its way from this end
+        // would be lost.
         while !self.state.lock().readers.iter().all(JoinHandle::is_finished) || self.printer.is_busy() {
             let is_over = is_enough(interrupt, ended);
             if !is_killed && (is_over || ended.elapsed() > LAST_LINES) {
@@ -274,8 +275,8 @@ impl RankControl {
     }
 }
 
-/// Returns true if an interrupted job has waited long enough for a reader of its output since it ended: not
-/// at all after a second interrupt.
+/// Returns true if an interrupted job has waited long enough for a reader of its output since its end. After
+/// a second interrupt it does not wait at all.
 pub(super) fn is_enough(interrupt: &Interrupt, ended: Instant) -> bool {
     interrupt.count() > 1 || (interrupt.count() == 1 && ended.elapsed() > GRACE)
 }
@@ -314,7 +315,7 @@ impl RankConnections {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what one rank sends, to its end.
+    /// Reads the frames of one rank to their end.
     fn read(&self, stream: &Arc<Stream>, secret: &Secret, feed: &Feed) {
         if let Err(cause) = answer(stream, secret) {
             tracing::debug!(%cause, "a stranger has connected in place of a rank");
@@ -364,7 +365,7 @@ impl RankConnections {
     }
 }
 
-/// Waits for a connection; whether there may be one, and the job is not over.
+/// Waits for a connection. Returns true if there may be one, false if the job is over.
 fn is_next(listener: &RankListener, over: &UnixStream) -> bool {
     let mut both = [PollFd::new(listener, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
     match poll(&mut both, None) {
@@ -402,25 +403,25 @@ fn names(reach: RankHosts) -> Vec<String> {
     names
 }
 
-/// The progress of the end of an interrupted job.
+/// The stages in which an interrupted job is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It runs.
+    /// The job runs.
     Running,
-    /// The workers were told to end.
+    /// The workers were ordered to end.
     Told,
-    /// They have ended, and servers and helpers were told to end.
+    /// The workers have ended, and servers and helpers were ordered to end.
     Served,
-    /// They were killed.
+    /// All processes were killed.
     Killed,
-    /// They have ended, and what is between them and `mpirun` may end too.
+    /// All processes have ended, and the wrappers between them and `mpirun` may end too.
     Left,
-    /// `mpirun` was told to end.
+    /// `mpirun` was ordered to end.
     Terminated,
 }
 
-/// Ends an interrupted job, its ranks before its `mpirun`, and passes on signals that are for them. To be
-/// polled.
+/// Ends an interrupted job: first its ranks, then its `mpirun`. It also passes signals on to the ranks. It
+/// must be polled.
 pub(super) struct Ending<'a> {
     control: &'a RankControl,
     interrupt: &'a Interrupt,
@@ -428,7 +429,7 @@ pub(super) struct Ending<'a> {
     seen: usize,
     stage: Stage,
     due: Instant,
-    /// The time at which a job that has failed is ended.
+    /// The time at which a failed job is ended.
     until: Option<Instant>,
 }
 
@@ -438,7 +439,7 @@ impl<'a> Ending<'a> {
         Ending { control, interrupt, mpirun, seen, stage: Stage::Running, due, until: None }
     }
 
-    /// Ends a job that is left, as after an interrupt, when it has run for so long since a call.
+    /// Ends the job as after an interrupt, if it still runs for the time `grace` after this call.
     pub(super) fn end_within(&mut self, grace: Duration) {
         let within = Instant::now() + grace;
         let until = self.until.map_or(within, |earlier| earlier.min(within));
@@ -449,7 +450,7 @@ impl<'a> Ending<'a> {
         }
     }
 
-    /// Returns true if ranks were told to end.
+    /// Returns true if ranks were ordered to end.
     pub(super) fn has_begun(&self) -> bool {
         self.stage != Stage::Running
     }
@@ -463,7 +464,7 @@ impl<'a> Ending<'a> {
         let is_over = !self.control.is_any_running();
         let (stage, time) = match self.stage {
             Stage::Running if !is_interrupted => return,
-            // Nobody can be told but by `mpirun`.
+            // Without connected ranks only `mpirun` can end the job.
             Stage::Running if !self.control.has_ranks() => (Stage::Terminated, GRACE),
             Stage::Running => (Stage::Told, GRACE),
             Stage::Told | Stage::Served | Stage::Killed if is_over => (Stage::Left, KILL_AFTER),

@@ -1,16 +1,17 @@
-//! The variables of the user's environment that processes on other hosts get, by whatever launcher: all but
-//! those that belong to this host, to this login or to another job.
+//! The variables of the user's environment that processes on other hosts get, with every launcher. Variables
+//! that belong to this host, to this login or to another job are not passed on.
 //!
-//! `PATH` and `LD_LIBRARY_PATH` are passed on as well, and what the other host has stands behind them: so the
-//! Python of an active virtual environment is found first, and what only that host has is found too.
+//! `PATH` and `LD_LIBRARY_PATH` are put before the values of the other host. So the Python of an active
+//! virtual environment is found first, and programs that only the other host has are found too.
 
 use std::collections::BTreeMap;
 
 /// The variables whose values are put before the other host's own.
 pub(crate) const IN_FRONT: [&str; 2] = ["PATH", "LD_LIBRARY_PATH"];
 
-/// Names, and beginnings of names, which end with `*`: of what belongs to this host, to this login, to the
-/// user's account here, and to MPI, a batch system or an operator.
+/// The names of variables that are not passed on. A name that ends with `*` stands for all names with this
+/// beginning. In turn they belong to this host, to this login, to the user's account on this host, and to
+/// MPI, a batch system or an operator.
 const STAYS: [&str; 4] = [
     "HOST HOSTNAME HOSTTYPE MACHTYPE OSTYPE VENDOR TMP TMPDIR TEMP TEMPDIR RINGPULL_LOCAL_WORKERS RINGPULL_RACK \
      DMLC_NODE_HOST NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES",
@@ -27,14 +28,15 @@ pub(crate) fn is_passed_on(name: &str) -> bool {
     is_name(name) && !STAYS.iter().any(|names| names.split_whitespace().any(is_of))
 }
 
-/// The variables of this process's environment that are passed on, by name. One that is not text is not.
+/// The variables of this process's environment that are passed on, by name. Values that are not text are left
+/// out.
 pub(crate) fn passed_on() -> BTreeMap<String, String> {
     let text =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     text.filter(|(name, _)| is_passed_on(name)).collect()
 }
 
-/// The names of those that are not.
+/// The names of the variables that are not passed on.
 pub(crate) fn kept_here() -> Vec<String> {
     let passed = passed_on();
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());

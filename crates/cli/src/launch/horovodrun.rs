@@ -1,8 +1,9 @@
-//! The options of `horovodrun`, of MXNet's `launch.py` and of `mpirun`, as those of `ringpull launch`.
+//! Translates the options of `horovodrun`, of MXNet's `launch.py` and of `mpirun` into options of
+//! `ringpull launch`.
 //!
 //! `ringpull launch -np 4 -H host1:2,host2:2 python train.py` starts the same job. Before the command line is
-//! parsed, each option of theirs that is none of ours becomes one of ours, or a warning that it has no
-//! effect, or an error that names another way. Words of the command itself are left alone.
+//! parsed, each of their options that we do not have is replaced by one of ours, by a warning that it has no
+//! effect, or by an error that names another way. Words of the command itself are not changed.
 
 use std::ffi::OsString;
 
@@ -10,17 +11,17 @@ use clap::Command;
 
 use ringpull_base::{Error, Result};
 
-/// What an option of theirs becomes here.
+/// The meaning of a foreign option here.
 enum OptionMeaning {
-    /// This option of ours.
+    /// Our option of this name.
     Option(&'static str),
-    /// This option of ours, in a job that is elastic.
+    /// Our option of this name, which makes the job elastic.
     Elastic(&'static str),
-    /// This option of ours, if something else makes the job elastic.
+    /// Our option of this name, if another option makes the job elastic.
     IfElastic(&'static str),
     /// A variable of the processes, made of the option's value.
     Variable(&'static str, fn(&str) -> Option<String>),
-    /// Nothing, and why.
+    /// No effect, with the reason.
     Nothing(&'static str),
     /// An error that says what to do instead.
     Refused(&'static str),
@@ -28,7 +29,7 @@ enum OptionMeaning {
 
 use OptionMeaning::{Elastic, IfElastic, Nothing, Option as Ours, Refused, Variable};
 
-/// Its names, how many values follow, and what it is.
+/// The names of each option, the number of its values, and its meaning.
 const OPTIONS: [(&[&str], usize, OptionMeaning); 37] = [
     (&["-np", "--num-proc"], 1, Ours("--num-workers")),
     (&["-hostfile"], 1, Ours("--hostfile")),
@@ -88,7 +89,7 @@ fn mib(value: &str) -> Option<String> {
     Some(((mib * f64::from(1 << 20)) as u64).to_string())
 }
 
-/// As long as it may be.
+/// Returns 0, which means never, for an option without a value.
 fn never(value: &str) -> Option<String> {
     value.is_empty().then(|| "0".to_owned())
 }
@@ -107,14 +108,15 @@ fn level(value: &str) -> Option<String> {
     Some(format!("ringpull={level}"))
 }
 
-/// `words` of a command line, behind `ringpull launch`, in the options of `launch`; and the warnings.
+/// Translates the `words` of a command line behind `ringpull launch` into the options of `launch`. Returns
+/// the warnings too.
 pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<OsString>, Vec<String>)> {
     let (mut ours, mut warnings) = (Vec::new(), Vec::new());
     let (mut is_elastic, mut if_elastic) = (false, Vec::new());
     let mut rest = words.into_iter();
     while let Some(word) = rest.next() {
         let Some(text) = word.to_str().filter(|text| text.starts_with('-') && *text != "--") else {
-            // The command.
+            // The command begins here.
             let says_so = ours.iter().any(|word| word == "--elastic");
             if is_elastic && !says_so {
                 ours.push("--elastic".into());
@@ -158,7 +160,7 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
                 let made = of(given).ok_or_else(|| {
                     Error::argument(
                         format!("invalid {name} {given:?}"),
-                        format!("give what {variable} can be made of, or set that: --env {variable}=VALUE"),
+                        format!("give a value that can be translated into {variable}, or set the variable yourself: --env {variable}=VALUE"),
                     )
                 })?;
                 ours.extend(["--env".into(), format!("{variable}={made}").into()]);
@@ -173,7 +175,7 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
     Ok((ours, warnings))
 }
 
-/// Returns true if the next word is the value of this option of ours.
+/// Returns true if the next word is the value of our option `name`.
 fn takes_value(launch: &Command, name: &str) -> bool {
     let long = name.strip_prefix("--");
     let short = name.strip_prefix('-').filter(|short| short.len() == 1).and_then(|short| short.chars().next());

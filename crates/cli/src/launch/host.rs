@@ -1,12 +1,12 @@
 //! The place of a process, and the command that runs it there.
 //!
-//! On every host the process runs below this program ([`wrapper`](super::wrapper)), in a session of its own,
-//! and the launcher's orders are on that program's input. The end of the input, which also follows a killed
-//! launcher or a broken connection, ends the process.
+//! On every host the process runs below this program ([`wrapper`](super::wrapper)), in a session of its own.
+//! The wrapper reads the launcher's orders from its input. The end of the input ends the process, also after
+//! the launcher was killed or the connection has broken.
 //!
 //! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the
-//! login shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes
-//! to other hosts is on the input of sh ([`LOGIN`]), before the orders.
+//! login shell of a host may be any shell, such as csh, which does not allow line feeds between quotes. So
+//! everything that is sent to other hosts is on the input of sh ([`LOGIN`]), before the orders.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
@@ -34,23 +34,23 @@ pub enum Host {
     Ssh(SshHost),
 }
 
-/// What ssh asks the login shell of a host to do: to start sh, which reads a script and runs it with what
-/// follows as its input. The script's lines begin with `+`; any other line ends it. `read` consumes no byte
-/// of a pipe after the line. Every shell passes these words on as they are: they have no line feed, no
-/// exclamation mark and no single quote.
+/// The command that ssh gives to the login shell of a host. It starts sh, which reads a script and runs it
+/// with the rest of the input as the script's input. The script's lines begin with `+`; any other line ends
+/// it. `read` consumes no byte of a pipe after the line. Every shell passes these words on as they are: they
+/// have no line feed, no exclamation mark and no single quote.
 const LOGIN: &str = r#"exec sh -c 'ringpull_n=$(printf "\n."); ringpull_n=${ringpull_n%.}; ringpull_s=; while :; do IFS= read -r ringpull_l || exit 1; case $ringpull_l in +*) ringpull_s=$ringpull_s${ringpull_l#+}$ringpull_n ;; *) break ;; esac; done; eval "$ringpull_s"'"#;
 
-/// Removes its variables.
+/// Removes the variables of [`LOGIN`].
 const UNSET: &[u8] = b"unset ringpull_n ringpull_s ringpull_l\n";
 
 impl Host {
-    /// The host, if it is reached by ssh.
+    /// The host, if ssh reaches it.
     pub(crate) fn by_ssh_mut(&mut self) -> Option<&mut SshHost> {
         if let Host::Ssh(host) = self { Some(host) } else { None }
     }
 
-    /// The command that runs a program of this name with these variables, below this program, and the bytes
-    /// that its input must begin with. Orders follow, each a byte: the number of a signal.
+    /// The command that runs a process named `name` with these variables below this program, and the bytes
+    /// with which its input must begin. Orders follow; each is one byte, the number of a signal.
     pub(crate) fn command(
         &self,
         name: &str,
@@ -76,7 +76,8 @@ impl Host {
         Ok((command, Vec::new()))
     }
 
-    /// Returns true if processes on both run on the same cores: all emulated hosts are this machine.
+    /// Returns true if processes on the two hosts run on the same cores. All emulated hosts share this
+    /// machine's cores.
     pub(crate) fn shares_cores_with(&self, other: &Host) -> bool {
         match (self, other) {
             (Host::Ssh(one), Host::Ssh(other)) => one == other,
@@ -85,7 +86,7 @@ impl Host {
         }
     }
 
-    /// The address that other hosts of the job reach this one by, if it is known.
+    /// The address by which other hosts of the job reach this host, if it is known.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
             Host::Local => None,
@@ -95,8 +96,9 @@ impl Host {
     }
 }
 
-/// Where these hosts are, and how many processes each takes: this host, which needs no ssh, by whatever
-/// names, and the others, whose ssh servers have this port if the list says nothing else.
+/// Returns the place of each listed host, and the number of processes that it takes. This host, under any of
+/// its names, needs no ssh. The ssh servers of the other hosts have the port `port` unless the list gives
+/// another.
 pub(crate) fn placed(hosts: Vec<SshHost>, port: Option<u16>) -> Vec<(Host, usize)> {
     let mut placed: Vec<(Host, usize)> = Vec::new();
     for host in hosts {
@@ -142,8 +144,8 @@ pub(crate) fn ssh_to(host: &SshHost) -> Command {
     command
 }
 
-/// The command by which a host's sh runs a script, whatever its login shell is, and what the input must begin
-/// with. The script's own input is what follows.
+/// The command by which a host's sh runs a script, whatever the login shell is, and the bytes with which the
+/// command's input must begin. The rest of the input is the script's own input.
 pub(crate) fn ssh(host: &SshHost, script: &[u8]) -> (Command, Vec<u8>) {
     let mut command = ssh_to(host);
     command.arg(LOGIN);
@@ -159,14 +161,14 @@ pub(crate) fn ssh(host: &SshHost, script: &[u8]) -> (Command, Vec<u8>) {
     (command, input)
 }
 
-/// A new folder for files of this program alone: by default others may list it, or write there, as the user's
-/// umask says.
+/// Makes a new folder that only this user can use. By default the user's umask might let others list it or
+/// write in it.
 pub(crate) fn temporary_folder(prefix: &str, within: &Path) -> std::io::Result<TempDir> {
     tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir_in(within)
 }
 
-/// The script by which another host runs this program with these words and variables, in this folder: at the
-/// same path, or on its `PATH`.
+/// The script by which another host runs this program with these words and variables in this folder. The
+/// program is found at the same path, or on the host's `PATH`.
 pub(crate) fn own_program(env: &[(String, String)], folder: Option<&Path>, words: &[OsString]) -> Result<Vec<u8>> {
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let mut script = with_environment(env);
@@ -182,7 +184,7 @@ pub(crate) fn own_program(env: &[(String, String)], folder: Option<&Path>, words
     Ok(script)
 }
 
-/// The rest of that script.
+/// The rest of the script of [`own_program`].
 const OWN_PROGRAM: &[u8] = br#" ringpull; do
   ! "$own" rank --help </dev/null >/dev/null 2>&1 || exec "$own" "$@"
 done
@@ -191,19 +193,19 @@ echo "this host has no ringpull that runs
 exit 127
 "#;
 
-/// The folder that processes on other hosts start in.
+/// The folder in which processes on other hosts start.
 pub(crate) fn working_folder() -> Result<PathBuf> {
     std::env::current_dir().map_err(|cause| Error::io("read", "the working folder", &cause))
 }
 
-/// The commands by which a shell sets the user's environment, as far as it is passed on, and then these
+/// The commands by which a shell sets the part of the user's environment that is passed on, and then these
 /// variables.
 pub(crate) fn with_environment(env: &[(String, String)]) -> Vec<u8> {
     let mut script = Vec::new();
     for (name, value) in environment::passed_on() {
         script.extend(assignment(&name, &value));
         if environment::IN_FRONT.contains(&&name[..]) {
-            // What the host itself has is behind it.
+            // The host's own value follows.
             script.truncate(script.len() - 1);
             script.extend(format!("\"${{{name}:+:${name}}}\"\n").into_bytes());
         }
@@ -217,12 +219,12 @@ fn assignment(name: &str, value: &str) -> Vec<u8> {
     [b"export ", name.as_bytes(), b"=", &quoted(value.as_ref()), b"\n"].concat()
 }
 
-/// A word as the shell reads it back.
+/// Quotes a word for the shell.
 pub(crate) fn quote(word: &OsStr) -> String {
     String::from_utf8_lossy(&quoted(word)).into_owned()
 }
 
-/// The same, for words that are not text, too.
+/// As [`quote`], also for words that are not text.
 fn quoted(word: &OsStr) -> Vec<u8> {
     let mut quoted = vec![b'\''];
     for byte in word.as_bytes() {
@@ -256,7 +258,7 @@ mod tests {
         }
     }
 
-    /// A shell that does as the login shell of a host would.
+    /// Runs a script as the login shell of a host would.
     fn of_login_shell(shell: &[&str], script: &[u8], orders: &[u8]) -> std::process::Output {
         use std::io::Write;
         use std::process::Stdio;

@@ -1,7 +1,7 @@
-//! Lists of hosts, in every spelling that users have: the option `-H`, hostfiles and the output of discovery
-//! scripts. All are read by one parser.
+//! Lists of hosts in all common spellings: the option `-H`, hostfiles and the output of discovery scripts.
+//! One parser reads all of them.
 //!
-//! A line of a hostfile or script, and an item of a list, names one host and what is known of it:
+//! A line of a hostfile or script, and an item of a list, names one host and its properties:
 //!
 //! | spelling | where it is from |
 //! | --- | --- |
@@ -12,8 +12,9 @@
 //! | `host 4 queue@host UNDEFINED` | the `PE_HOSTFILE` of Grid Engine |
 //! | `[fd00::1]:4`, `fd00::1` | addresses of IPv6; those without brackets have no number |
 //!
-//! The number behind a colon is one of slots, except in two cases: if the slots are given apart, and in a
-//! hostfile if it is 22 or at least 1024, which no host has as slots and every port of an ssh server is.
+//! The number behind a colon is a number of slots, except in two cases: if the slots are given separately,
+//! and in a hostfile if the number is 22 or at least 1024. In practice no host has this number of slots, and
+//! ssh servers have these ports.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, ToSocketAddrs as _};
@@ -29,17 +30,17 @@ pub struct SshHost {
     pub login: String,
     /// Its name or address alone.
     pub name: String,
-    /// The port of its ssh server, if not ssh's own choice.
+    /// The port of its ssh server. `None` lets ssh choose.
     pub port: Option<u16>,
     /// The number of processes that it takes.
     pub slots: usize,
-    /// The folder that processes start in, if not the launcher's working folder.
+    /// The folder in which processes start, if it is not the launcher's working folder.
     pub folder: Option<String>,
 }
 
 impl SshHost {
-    /// Returns true if it is this host, as this user reaches it without ssh: one of its names or addresses,
-    /// without a port and without another user.
+    /// Returns true if it is this host and needs no ssh: it has one of this host's names or addresses, no
+    /// port and no other user.
     pub(crate) fn is_here(&self) -> bool {
         let user = self.login.strip_suffix(&self.name).and_then(|user| user.strip_suffix('@'));
         let own = ["USER", "LOGNAME"].into_iter().find_map(config::text);
@@ -47,7 +48,7 @@ impl SshHost {
     }
 }
 
-/// Whether this host has the name, or the addresses that the name resolves to.
+/// Returns true if this host has the name, or the addresses to which the name resolves.
 pub(crate) fn names_this_host(name: &str) -> bool {
     static KNOWN: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
     if name == "localhost" || rustix::system::uname().nodename().to_string_lossy() == name {
@@ -67,14 +68,15 @@ pub(crate) fn names_this_host(name: &str) -> bool {
 /// The hosts that an option names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HostList {
-    /// Those of a file, which may change.
+    /// The hosts of a file, which may change.
     File(PathBuf),
-    /// These.
+    /// The hosts in this text.
     List(String),
 }
 
 impl HostList {
-    /// A file, if there is one of this name or if only a file can have it; else the hosts themselves.
+    /// Takes the option as a file if a file of this name exists or if the text can only be a file's name;
+    /// otherwise as the hosts themselves.
     pub(crate) fn of(option: &Path) -> Self {
         match option.to_str() {
             Some(list) if !option.is_file() && !list.contains('/') => HostList::List(list.to_owned()),
@@ -82,7 +84,7 @@ impl HostList {
         }
     }
 
-    /// The hosts that it names now, which may be none.
+    /// Returns the hosts that are listed now. There may be none.
     pub(crate) fn listed(&self) -> Result<Vec<SshHost>> {
         match self {
             HostList::List(text) => parse_list(text),
@@ -96,7 +98,7 @@ impl HostList {
         }
     }
 
-    /// The same; none is an error.
+    /// Returns the hosts that are listed now. It is an error if there are none.
     pub(crate) fn read(&self) -> Result<Vec<SshHost>> {
         let hosts = self.listed()?;
         if hosts.is_empty() {
@@ -112,7 +114,7 @@ impl HostList {
         Ok(hosts)
     }
 
-    /// What else a list may have been meant as, for the error of a host that does not answer.
+    /// Another possible meaning of the list, for the error of a host that does not answer.
     pub(crate) fn doubt(&self, host: &SshHost) -> Option<String> {
         match self {
             _ if host.name.contains(':') && host.slots == 1 => {
@@ -129,7 +131,8 @@ impl HostList {
     }
 }
 
-/// The hosts of a discovery script's output: a line for each, which takes so many slots if it has no number.
+/// The hosts of a discovery script's output, which has a line for each. A host without a number has `slots`
+/// slots.
 pub(crate) fn parse_output(text: &str, script: &Path, slots: usize) -> Result<Vec<SshHost>> {
     parse(text, &format!("the script {}", script.display()), Dialect { slots, has_ports: false })
 }
@@ -151,7 +154,7 @@ fn parse_list(text: &str) -> Result<Vec<SshHost>> {
     Ok(merged(hosts.collect::<Result<_>>()?))
 }
 
-/// The hosts of lines that are `from` somewhere.
+/// Parses the hosts of lines; errors name their origin `from`.
 fn parse(text: &str, from: &str, reading: Dialect) -> Result<Vec<SshHost>> {
     let lines = text.trim_start_matches('\u{feff}').split(['\n', '\r']);
     let hosts = lines.filter_map(|line| {
@@ -187,12 +190,12 @@ fn merged(hosts: Vec<SshHost>) -> Vec<SshHost> {
     distinct
 }
 
-/// How words are read that several programs have different meanings for.
+/// The reading of words for which programs have different meanings.
 #[derive(Debug, Clone, Copy)]
 struct Dialect {
     /// The slots of a host without a number.
     slots: usize,
-    /// True if a number that can hardly be one of slots is a port.
+    /// True if a number that is unlikely as a number of slots is a port.
     has_ports: bool,
 }
 
@@ -200,7 +203,7 @@ struct Dialect {
 const MOST_SLOTS: usize = 65_536;
 
 impl Dialect {
-    /// The host that these words name, or why they name none.
+    /// Returns the host that these words name, or the reason why they name none.
     fn host(self, words: &[&str]) -> Result<SshHost, String> {
         let (address, rest) = words.split_first().ok_or("there is no host")?;
         let (mut user, name, number) = split(address)?;
@@ -275,7 +278,8 @@ fn split(address: &str) -> Result<(Option<&str>, &str, Option<&str>), String> {
     }
 }
 
-/// Returns true if it is an address of IPv6, which may name an interface behind a percent sign.
+/// Returns true if the text is an address of IPv6. It may have the name of an interface behind a percent
+/// sign.
 fn is_ipv6(text: &str) -> bool {
     text.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
 }
@@ -298,7 +302,8 @@ fn port_of(text: &str) -> Result<u16, String> {
     port.ok_or_else(|| format!("{text:?} is no port, 1 to 65535"))
 }
 
-/// An error if no host or user can have this name. They are words of shell scripts and arguments of programs.
+/// Returns an error if no host or user can have this name. The names become words of shell scripts and
+/// arguments of programs.
 fn check(name: &str, user: Option<&str>) -> Result<(), String> {
     let is_legal = |c: char| c.is_ascii_alphanumeric() || ".-_:%".contains(c);
     if name.is_empty() || name.starts_with('-') || !name.chars().all(is_legal) {
@@ -311,8 +316,8 @@ fn check(name: &str, user: Option<&str>) -> Result<(), String> {
     user.filter(|user| !is_user(user)).map_or(Ok(()), |user| Err(format!("{user:?} is no name of a user")))
 }
 
-/// Reads hosts in each of the places where they are listed, for a fuzz target: no host's words could be
-/// options of ssh, and what was read is written and read again as the same.
+/// Reads lists of hosts of every sort, for a fuzz target. No word of a host may be an option of ssh, and a
+/// host that is written and read again must be the same.
 #[cfg(fuzzing)]
 pub(crate) fn fuzz(text: &str) {
     let of_file = |text: &str| parse(text, "the hostfile x", Dialect { slots: 1, has_ports: true });

@@ -1,17 +1,19 @@
-//! How the output of several processes becomes one text: who writes next, and where names stand.
+//! Merges the output of several processes into one text: decides which process writes next, and where names
+//! are put.
 //!
-//! A line belongs to one process. What has come of a line is written at once, so that prompts, progress bars
-//! and last words appear. While the line of one process is open, the others wait until it ends, but no longer
-//! than [`LONGEST`]; then the open line is ended for them, and what follows of it begins a new one. A
-//! carriage return begins a line anew, as a progress bar does: others may write there without waiting.
+//! A line belongs to one process. The bytes of a line are written as soon as they arrive, so that prompts,
+//! progress bars and last messages appear. While the line of one process is open, the other processes wait
+//! until it ends, but at most [`LONGEST`]. Then the open line is cut for them, and its rest begins a new
+//! line. A carriage return begins a line again, as a progress bar does: there other processes may write
+//! without waiting.
 //!
 //! With a name, each line begins with `[name] `, also after a carriage return. Without one nothing is added.
-//! Everything here is a function of the bytes and of the times at which they came.
+//! Everything here is a function of the bytes and of the times at which they arrived.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The time for which others wait for the end of an open line.
+/// The time for which other processes wait for the end of an open line.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The place of a process in its line.
@@ -19,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 enum LinePlace {
     Start,
     Middle,
-    /// Behind a carriage return, which may be half of a line's end.
+    /// Behind a carriage return, which may be the first byte of a line's end.
     Returned,
 }
 
@@ -27,14 +29,14 @@ enum LinePlace {
 struct LineSource {
     tag: Option<Vec<u8>>,
     place: LinePlace,
-    /// True if its line was ended for others: then its own end of it is left out.
+    /// True if the line was cut for others. Then the process's own end of this line is left out.
     is_cut: bool,
-    /// True if its line was begun anew by a carriage return.
+    /// True if a carriage return has begun the line again.
     is_bar: bool,
     pending: Vec<u8>,
-    /// True if a line ends in what is pending.
+    /// True if a line ends in the pending bytes.
     has_line: bool,
-    /// The last byte that came.
+    /// The last byte that arrived.
     last: u8,
 }
 
@@ -80,16 +82,16 @@ impl LineSource {
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     sources: Vec<LineSource>,
-    /// The one whose line is open.
+    /// The process whose line is open.
     open: Option<usize>,
-    /// Those that have bytes to write, in the order in which these came.
+    /// The processes that have bytes to write, in the order in which the bytes arrived.
     waiting: VecDeque<usize>,
-    /// Since when others wait for it.
+    /// The time since which other processes wait for the open line.
     waits: Option<Instant>,
 }
 
 impl Lines {
-    /// Adds a process, whose lines begin with its name if it has one; its number.
+    /// Adds a process and returns its number. If it has a name, its lines begin with it.
     pub(super) fn add(&mut self, name: Option<&str>) -> usize {
         let tag = name.map(|name| format!("[{name}] ").into_bytes());
         self.sources.push(LineSource {
@@ -104,7 +106,7 @@ impl Lines {
         self.sources.len() - 1
     }
 
-    /// Takes bytes of a process, and appends to `to` what may be written now.
+    /// Takes bytes of a process, and appends to `to` the bytes that may be written now.
     pub(super) fn push(&mut self, number: usize, bytes: &[u8], now: Instant, to: &mut Vec<u8>) {
         let Some(last) = bytes.last() else { return };
         let source = &mut self.sources[number];
@@ -123,7 +125,7 @@ impl Lines {
         self.advance(now, to);
     }
 
-    /// Takes the end of a process, which ends its line.
+    /// Takes note that a process has ended, which ends its line.
     pub(super) fn end(&mut self, number: usize, now: Instant, to: &mut Vec<u8>) {
         let source = &self.sources[number];
         if source.tag.is_some() && source.last != b'\n' {
@@ -134,12 +136,12 @@ impl Lines {
         }
     }
 
-    /// When [`Lines::wake`] has something to do, if nothing comes before.
+    /// The time at which [`Lines::wake`] has something to do, if no bytes arrive before.
     pub(super) fn due(&self) -> Option<Instant> {
         self.waits.map(|since| since + LONGEST)
     }
 
-    /// Ends an open line for those that have waited long enough.
+    /// Cuts an open line if other processes have waited long enough.
     pub(super) fn wake(&mut self, now: Instant, to: &mut Vec<u8>) {
         if self.due().is_some_and(|due| due <= now) {
             self.cut(to);
@@ -183,7 +185,7 @@ impl Lines {
         self.waits = if others_wait { self.waits.or(Some(now)) } else { None };
     }
 
-    /// Writes of the open line's process up to the end of the line, or to the next carriage return.
+    /// Writes the bytes of the open line's process up to the end of the line, or to the next carriage return.
     fn go_on(&mut self, number: usize, to: &mut Vec<u8>) {
         let source = &mut self.sources[number];
         match memchr::memchr2(b'\n', b'\r', &source.pending) {
@@ -196,7 +198,7 @@ impl Lines {
             Some(at) => {
                 source.write_pending(at, to);
                 self.cut(to);
-                // The others come first.
+                // The other processes come first.
                 self.waiting.retain(|one| *one != number);
                 self.waiting.push_back(number);
             }
@@ -206,7 +208,7 @@ impl Lines {
         }
     }
 
-    /// Writes what has come of a line that has no end yet.
+    /// Writes the bytes of a line that has no end yet.
     fn write_all(&mut self, number: usize, to: &mut Vec<u8>) {
         let source = &mut self.sources[number];
         source.write_pending(source.pending.len(), to);
@@ -220,13 +222,14 @@ impl Lines {
         }
     }
 
-    /// Returns true if the next of the others begins its line anew.
+    /// Returns true if the next waiting process begins its line again by a carriage return.
     fn next_is_bar(&self, open: usize) -> bool {
         let next = self.waiting.iter().find(|one| **one != open);
         next.is_some_and(|next| self.sources[*next].pending.first() == Some(&b'\r'))
     }
 
-    /// Ends the open line for others. A bar needs no new line, since it begins where its line does.
+    /// Cuts the open line for other processes. A progress bar needs no new line, because it begins at the
+    /// start of the same line.
     fn cut(&mut self, to: &mut Vec<u8>) {
         let Some(number) = self.open.take() else { return };
         let is_bar = self.next_is_bar(number);
@@ -245,7 +248,7 @@ impl Lines {
 mod tests {
     use super::*;
 
-    /// A text of two processes, to which bytes come at times in milliseconds.
+    /// A text of two processes. Bytes arrive at times in milliseconds.
     struct Text {
         lines: Lines,
         start: Instant,

@@ -1,6 +1,7 @@
-//! The limit of memory of this process's control group, and the processes that the kernel has killed for it.
+//! The memory limit of this process's control group, and the processes that the kernel has killed because of
+//! it.
 //!
-//! A rank that is killed so ends by signal 9, like one that a person kills, and its host says nothing else.
+//! Such a rank ends by signal 9, as if a person had killed it, and its host reports nothing else.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +9,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(super) struct MemoryLimit {
     group: MemoryGroup,
-    /// The number of kills when this was made.
+    /// The number of kills when this value was made.
     before: u64,
 }
 
-/// The files of a group: the one that counts kills, in a line `oom_kill N`, and the limit.
+/// The two files of a group: the count of kills, in a line `oom_kill N`, and the limit.
 #[derive(Debug)]
 struct MemoryGroup {
     kills: PathBuf,
@@ -20,7 +21,7 @@ struct MemoryGroup {
 }
 
 impl MemoryLimit {
-    /// Finds the group, in version 2 or 1 of the kernel's control groups.
+    /// Finds the group of this process, in version 2 or 1 of the kernel's control groups.
     pub(super) fn of_this_process() -> Option<Self> {
         let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         Self::of(&own, Path::new("/sys/fs/cgroup"))
@@ -47,8 +48,8 @@ impl MemoryLimit {
         all.into_iter().find_map(|group| Some(MemoryLimit { before: group.kills()?, group }))
     }
 
-    /// The words on kills since this was made, which follow the name of a process that was killed; `None` if
-    /// there were none.
+    /// The text about kills since this value was made, which follows the name of a killed process. `None` if
+    /// there were no kills.
     pub(super) fn kills(&self) -> Option<String> {
         (self.group.kills()? > self.before).then(|| {
             let limit =

@@ -1,18 +1,18 @@
 //! Starts the processes of a job and ends them together: MPI ranks, or one scheduler, servers and workers.
 //!
-//! - [`host`]: where a process runs and the command that runs it there, below a [`wrapper`] that ends its
-//!   whole session when the launcher orders it or dies;
-//! - `supervise`: waits for all processes, and ends the rest by the table of `ringpull_lab::ends`;
-//! - `output`: where their output goes; `lines`: how it becomes one text;
-//! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
-//!   ssh before the job; [`environment`]: which of the user's variables other hosts get;
-//! - [`by_mpi`]: the same job as one `mpirun`; [`wrapper`]: the program above each rank;
-//!   `memory_limit`: the kernel's kills among its children; `control`: its launcher's side; `connection`: the
-//!   frames between them;
-//! - [`batch`]: as one step of Slurm or one job of Grid Engine;
+//! - [`host`]: the place of a process and the command that runs it there, below a [`wrapper`] that ends the
+//!   process's whole session when the launcher orders that or ends;
+//! - `supervise`: waits for all processes, and ends the remaining ones by the table of `ringpull_lab::ends`;
+//! - `output`: prints the processes' output; `lines`: merges it into one text;
+//! - [`port`]: the port of the scheduler; [`hostfile`]: lists of hosts; [`remote`]: checks and copies over
+//!   ssh before the job; [`environment`]: the user's variables that other hosts get;
+//! - [`by_mpi`]: the job as one `mpirun`; [`wrapper`]: the program above each rank; `memory_limit`: the
+//!   kernel's kills among the wrapper's children; `control`: the launcher's side of a wrapper's connection;
+//!   `connection`: the frames between them;
+//! - [`batch`]: the job as one step of Slurm or one job of Grid Engine;
 //! - [`elastic`]: MPI ranks that are started again when some are lost or hosts are added.
 //!
-//! [`horovodrun`] takes that program's options.
+//! [`horovodrun`] translates the options of `horovodrun`.
 //!
 //! Each process learns its role from the `DMLC_*` variables, with ps-lite's meaning.
 
@@ -86,14 +86,15 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
 }
 
 impl Variables {
-    /// The variables of a role. The last one of a name counts.
+    /// The variables of a role. If a name occurs twice, the last value counts.
     pub(crate) fn of(&self, role: Role) -> Vec<(String, String)> {
         let own = match role {
             Role::Worker | Role::Helper => &self.env_worker,
             Role::Server | Role::Scheduler => &self.env_server,
         };
         let unbuffered = config::text("PYTHONUNBUFFERED").is_none();
-        // By it Python does not hold back lines that go into a pipe: mpirun itself gives ranks a terminal.
+        // With this variable Python does not buffer lines that go into a pipe. (mpirun itself gives ranks a
+        // terminal.)
         let first = unbuffered.then(|| ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()));
         first.into_iter().chain([&self.env[..], own].concat()).collect()
     }
@@ -107,7 +108,7 @@ impl Spec {
         std::iter::once((Role::Scheduler, 0)).chain(servers).chain(workers)
     }
 
-    /// The variables of one of them. The scheduler listens at `root` and `port`.
+    /// The variables of one process. The scheduler listens at `root` and `port`.
     pub(crate) fn env_of(&self, role: Role, index: usize, root: IpAddr, port: u16) -> Vec<(String, String)> {
         let id = match role {
             Role::Worker => Some(("DMLC_WORKER_ID", index.to_string())),
@@ -137,10 +138,10 @@ pub(crate) struct Launch {
     pub root: IpAddr,
     /// The place to which the output goes.
     pub sink: Sink,
-    /// True if the workers are the ranks of an `mpirun`, as `dist_hybrid` needs them.
+    /// True if the workers are the ranks of an `mpirun`, as for `dist_hybrid`.
     pub has_ranks: bool,
-    /// The time for which the other processes may run after one failed, and the servers after the last
-    /// worker.
+    /// The time for which the other processes may run after a failure, and the servers after the end of the
+    /// last worker.
     pub grace: Duration,
     /// The time that the whole job may take.
     pub limit: Option<Duration>,
@@ -148,23 +149,23 @@ pub(crate) struct Launch {
     pub elastic: Option<Replacements>,
 }
 
-/// What a job with servers does about workers that are lost.
+/// The way in which a job with servers replaces lost workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Replacements {
-    /// The fewest workers to go on with.
+    /// The fewest workers with which the job goes on.
     pub least: usize,
     /// The number of workers that may be started in the place of lost ones.
     pub restarts: u32,
 }
 
-/// One process of a job. It has no `Debug`, since its variables contain the job's secret.
+/// One process of a job. The type has no `Debug`, because its variables contain the job's secret.
 #[derive(Clone)]
 pub(crate) struct Process {
     pub(crate) role: Role,
     pub(crate) index: usize,
     pub(crate) host: Host,
     pub(crate) env: Vec<(String, String)>,
-    /// What it runs, if not the job's program: the `mpirun` of all workers.
+    /// The `mpirun` of all workers, if the process runs this instead of the job's program.
     pub(crate) mpirun: Option<Vec<OsString>>,
 }
 
@@ -184,8 +185,8 @@ fn process_name(role: Role, index: usize) -> String {
 }
 
 impl Launch {
-    /// A job with its workers and servers on these hosts. Its scheduler runs on this host, or on the first
-    /// emulated one.
+    /// Makes a job with its workers and servers on these hosts. Its scheduler runs on this host, or on the
+    /// first emulated host.
     pub(crate) fn new(
         workers: Vec<Host>,
         servers: Vec<Host>,
@@ -222,7 +223,7 @@ impl Launch {
         })
     }
 
-    /// Runs the job to its end. Every process has ended when this returns, whatever it returns.
+    /// Runs the job to its end. When this returns, every process has ended, also if it returns an error.
     pub(crate) fn run(&self) -> Result<JobEnd> {
         // The claim lasts until the job has ended.
         let port = claim_port(self.root)?;
@@ -238,7 +239,7 @@ impl Launch {
         // Ranks learn their own numbers and addresses.
         mpirun.env.retain(|(name, _)| !["DMLC_WORKER_ID", "DMLC_NODE_HOST"].contains(&name.as_str()));
         let control = RankControl::listen(RankHosts::Hosts(&self.workers), secret, self.sink, Box::new(|_| ()))?;
-        // It lasts until the job has ended, as do the files that it names.
+        // This value, and the files that it names, live until the job has ended.
         let ready = by_mpi::workers_alone(&self.spec, &self.workers, &control, &mpirun.env)?;
         mpirun.env.extend(ready.env());
         mpirun.env.push((config::SECRET.to_owned(), control.secret.reveal().to_owned()));
@@ -265,14 +266,14 @@ impl Launch {
     }
 }
 
-/// The address by which these hosts reach this one: loopback's if it is the only one.
+/// The address by which these hosts reach this host: the loopback address if this host is the only one.
 pub(crate) fn own_address<'a>(mut hosts: impl Iterator<Item = &'a Host>) -> Result<IpAddr> {
     let other = hosts.find_map(|host| if let Host::Ssh(host) = host { Some(host) } else { None });
     other.map_or(Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)), |host| address_towards(&host.name))
 }
 
-/// The address of this host on the route to `host`, which `host` can answer to: of IPv4 if there is one.
-/// Sends nothing.
+/// The address of this host on the route to `host`, at which `host` can answer. It is an IPv4 address if
+/// there is one. Sends nothing.
 pub(crate) fn address_towards(host: &str) -> Result<IpAddr> {
     let failed = |what: String, remedy: &str| Error::argument(format!("host {host} {what}"), remedy);
     let found = (host, 9).to_socket_addrs().map_err(|cause| {

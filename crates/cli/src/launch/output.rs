@@ -1,12 +1,12 @@
 //! The processes' output: printed with the process's name before each line, printed as it is, or kept.
 //!
-//! All output of a job goes through one [`Printer`], whichever launcher starts its processes: it is the only
-//! writer of the launcher's stdout and stderr, so it can keep the lines of processes apart (`lines`). It
-//! takes bytes faster than a slow reader of its output does, up to [`BACKLOG`]: a process is not blocked by a
-//! pager.
+//! With every launcher all output of a job goes through one [`Printer`]. It is the only writer of the
+//! launcher's stdout and stderr, so it can keep the lines of processes apart (`lines`). If the reader of the
+//! output is slow, it keeps up to [`BACKLOG`] bytes, so a pager does not block the processes.
 //!
-//! The loss of output ends no job, and is said once on the other stream: that a reader has gone, after which
-//! its stream is dropped, and that a file cannot be written, which is tried again with the next piece.
+//! A job goes on if output is lost, and the other stream reports that once. There are two cases. If the
+//! reader of a stream has ended, its stream is dropped. If a file cannot be written, it is tried again with
+//! the next piece.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -38,9 +38,9 @@ pub(super) enum OutputStream {
     Err,
 }
 
-/// The number of bytes that wait for the readers of the launcher's output before processes have to.
+/// The number of bytes that may wait for the readers of the launcher's output before processes must wait.
 const BACKLOG: usize = 64 << 20;
-/// The bytes that a pipe can hold: more than these do not come of what a process has written before it ended.
+/// The bytes that a pipe can hold. At most these bytes can still arrive after a process has ended.
 pub(super) const PIPE: usize = 1 << 20;
 /// The number of bytes that are read at once.
 pub(super) const PIECE: usize = 64 << 10;
@@ -56,9 +56,9 @@ pub(super) struct OutputSource {
 #[derive(Debug)]
 struct SharedQueue {
     queue: Mutex<OutputQueue>,
-    /// There is an event.
+    /// Notified if there is an event.
     more: Condvar,
-    /// There is room, or nothing is left to write.
+    /// Notified if there is room, or if nothing is left to write.
     less: Condvar,
     /// True if stdout and stderr are one file, such as a terminal.
     is_one: bool,
@@ -67,11 +67,11 @@ struct SharedQueue {
 #[derive(Debug, Default)]
 struct OutputQueue {
     events: VecDeque<Event>,
-    /// The bytes of `events`, and of those that are being written.
+    /// The bytes of `events`, and of the events that are being written.
     bytes: usize,
     sources: [usize; 2],
     is_closed: bool,
-    /// True if the end of the program does not wait for what is left.
+    /// True if the end of the program does not wait for the remaining output.
     is_given_up: bool,
 }
 
@@ -82,7 +82,7 @@ enum Event {
     End(OutputStream, usize),
 }
 
-/// Prints the output of all processes, in a thread. What it was given is printed when it is dropped.
+/// Prints the output of all processes, in a thread. Dropping it prints everything that it was given.
 #[derive(Debug)]
 pub(super) struct Printer {
     feed: Feed,
@@ -106,7 +106,7 @@ impl Printer {
         self.feed.clone()
     }
 
-    /// Leaves what is not written to the thread, which the end of this process ends: nobody reads it.
+    /// Stops waiting for output that nobody reads. The thread still has it, and ends with this process.
     pub(super) fn give_up(&self) {
         self.feed.0.lock().is_given_up = true;
     }
@@ -131,8 +131,8 @@ impl Feed {
 }
 
 impl Feed {
-    /// Prints a line of the launcher's own to stderr. It waits for no reader: whoever ends the job's
-    /// processes says so.
+    /// Prints a line of the launcher to stderr. It does not wait for a reader, because the code that ends
+    /// processes calls it.
     pub(super) fn say(&self, line: &str) {
         let source = self.source(OutputStream::Err, None);
         source.put(source.shared.lock(), format!("{line}\n").into_bytes());
@@ -156,7 +156,7 @@ impl Drop for Printer {
 }
 
 impl OutputSource {
-    /// Prints bytes soon. Waits if too many wait already.
+    /// Queues bytes for printing. Waits if too many bytes are queued already.
     pub(super) fn write(&self, bytes: Vec<u8>) {
         let mut queue = self.shared.lock();
         while queue.bytes > BACKLOG && !queue.is_closed {
@@ -165,8 +165,8 @@ impl OutputSource {
         self.put(queue, bytes);
     }
 
-    /// Adds bytes to what is printed, unless the job is over: a process that it has left behind may write on
-    /// and on.
+    /// Adds bytes to the queue, unless the job is over: a process that the job has left behind may write
+    /// without end.
     fn put(&self, mut queue: MutexGuard<'_, OutputQueue>, bytes: Vec<u8>) {
         if !queue.is_closed {
             queue.bytes += bytes.len();
@@ -180,12 +180,12 @@ impl OutputSource {
 pub(super) trait Pipe: Read + AsFd + Send {}
 impl<T: Read + AsFd + Send> Pipe for T {}
 
-/// What comes through a pipe, at once, in whole lines as far as they have come: what is read at once may end
-/// within a line whose rest is there too.
+/// Reads a pipe in pieces of whole lines, as far as lines are complete. Bytes are passed on at once. One read
+/// may end within a line whose rest is already in the pipe.
 pub(super) struct Pieces<P> {
     from: P,
     read: Vec<u8>,
-    /// The begin of a line whose rest is there too.
+    /// The beginning of a line whose rest is already in the pipe.
     begun: Vec<u8>,
 }
 
@@ -274,7 +274,8 @@ impl SharedQueue {
                 }
             }
             let [out, err] = to;
-            // Without their locks, since this may wait for a reader, and others write to stderr too.
+            // Written without the locks of stdout and stderr, because this may wait for a reader, and other
+            // code writes to stderr too.
             write_both((&std::io::stdout(), &std::io::stderr()), [&out, &err], &mut targets, self.is_one);
             queue = self.lock();
             queue.bytes -= bytes;
@@ -304,12 +305,12 @@ fn are_one(one: impl AsFd, other: impl AsFd) -> bool {
     }
 }
 
-/// The worst that was met at a file.
+/// The worst failure of a file so far.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum OutputLoss {
     #[default]
     Nothing,
-    /// It could not be written for a while.
+    /// It could not be written for some time.
     Some,
     /// Nobody reads it any more.
     Reader,
@@ -321,13 +322,13 @@ struct OutputFile {
     loss: OutputLoss,
     /// True if a line was begun and not ended.
     is_within_line: bool,
-    /// True if what came last is lost.
+    /// True if the last bytes were lost.
     is_broken: bool,
-    /// What is to be said of it on the other one, or if that fails as well, here.
+    /// The report of a failure, which is to be written to the other file, or if that fails too, to this one.
     owed: Option<String>,
 }
 
-/// Writes everything to stdout and stderr, as far as it can be, and says what cannot.
+/// Writes everything to stdout and stderr as far as possible, and reports lost output.
 fn write_both((out, err): (&impl AsFd, &impl AsFd), texts: [&[u8]; 2], targets: &mut [OutputFile; 2], is_one: bool) {
     let to = [out.as_fd(), err.as_fd()];
     for at in 0..2 {
@@ -346,7 +347,7 @@ impl OutputFile {
         if bytes.is_empty() || self.loss == OutputLoss::Reader {
             return;
         }
-        // The line that was lost has no end there.
+        // The lost line has no end in the file.
         let cut: &[u8] = if self.is_broken && self.is_within_line { b"\n" } else { b"" };
         let written = self.write_all(to, cut).and_then(|()| self.write_all(to, bytes));
         self.is_broken = written.is_err();
@@ -354,7 +355,7 @@ impl OutputFile {
         if matches!(cause, Errno::PIPE | Errno::BADF) {
             self.loss = OutputLoss::Reader;
             self.owed = Some(format!(
-                "ringpull: nobody reads {name} any more: what comes for it is dropped, and the job goes on"
+                "ringpull: nobody reads {name} any more: further output for it is dropped, and the job goes on"
             ));
         } else if self.loss == OutputLoss::Nothing {
             self.loss = OutputLoss::Some;
@@ -366,13 +367,13 @@ impl OutputFile {
         }
     }
 
-    /// Writes a line of its own; whether it is there.
+    /// Writes a report as a line of its own. Returns true if it was written.
     fn say(&mut self, to: BorrowedFd, words: &str) -> bool {
         let begin = if self.is_within_line { "\n" } else { "" };
         self.loss != OutputLoss::Reader && self.write_all(to, format!("{begin}{words}\n").as_bytes()).is_ok()
     }
 
-    /// Also to a terminal that somebody else has told not to block.
+    /// Writes all bytes, also to a terminal that another program has set to non-blocking.
     fn write_all(&mut self, to: BorrowedFd, mut bytes: &[u8]) -> rustix::io::Result<()> {
         while !bytes.is_empty() {
             match rustix::io::write(to, bytes) {
@@ -393,7 +394,8 @@ impl OutputFile {
     }
 }
 
-/// The lines of a stream that comes in pieces. The rest of one that is longer than a piece is left out.
+/// Divides a stream that arrives in pieces into lines. If a line is longer than a piece, its rest is left
+/// out.
 #[derive(Debug, Default)]
 pub(super) struct WholeLines(Vec<u8>);
 
@@ -425,7 +427,7 @@ mod tests {
                 .map(|path| File::options().append(true).create(true).open(path).unwrap());
             let mut targets = [OutputFile::default(), OutputFile::default()];
             write_both((&log, &log), [b"1 %", b""], &mut targets, is_one);
-            // Nobody can be told yet.
+            // Both streams fail, so the report waits.
             for _ in 0..2 {
                 write_both((&full, &full), [b" 2 %\n", b""], &mut targets, is_one);
             }

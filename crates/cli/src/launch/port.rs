@@ -1,4 +1,4 @@
-//! A port for the scheduler of a job, which no other job that starts at the same time gets.
+//! A port for the scheduler of a job. No other job that starts at the same time gets the same port.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -11,16 +11,17 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use ringpull_base::{Error, Result};
 
-/// Below Linux's default ports for outgoing connections. A process that connects to one of those before
-/// anybody listens could get it itself: TCP allows a connection to itself.
+/// The ports to choose from. They are below Linux's default ports for outgoing connections: a process that
+/// connects to such a port before anybody listens could get the port itself, because TCP allows a connection
+/// to itself.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// A port of this host that nobody else gets while this value lives. A program that sets `SO_REUSEADDR`, as
-/// most servers do, can listen on it.
+/// A port of this host that no other launcher gets while this value lives. A program that sets
+/// `SO_REUSEADDR`, as most servers do, can listen on it.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
-    /// Bound, and not listening.
+    /// A socket that is bound, but does not listen.
     _claim: OwnedFd,
 }
 
@@ -30,8 +31,9 @@ impl Port {
     }
 }
 
-/// Claims a port of `root`. Several programs may do so at the same time. Another host, or an emulated one,
-/// has its own ports: the claim of the number on this host keeps jobs that start here apart.
+/// Claims a port of `root`. Several programs may claim ports at the same time. If `root` is another or an
+/// emulated host, which has ports of its own, the same number is claimed on this host, so jobs that start on
+/// this host get different numbers.
 pub(crate) fn claim_port(root: IpAddr) -> Result<Port> {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     claim_port_from(root, std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)))
@@ -59,7 +61,7 @@ fn claim(root: IpAddr, number: u16) -> rustix::io::Result<OwnedFd> {
     let bound = bound_to(root);
     let socket = match bound {
         Ok(_) | Err(Errno::ADDRINUSE) => bound,
-        // No address of this host.
+        // The address does not belong to this host.
         Err(_) => bound_to(Ipv4Addr::UNSPECIFIED.into()),
     }?;
     // Two sockets share an address only if both allow it. This one allows it only after its bind: another

@@ -1,4 +1,4 @@
-//! Before a job: asks the hosts of a list whether they answer, and copies files to them.
+//! Checks before a job that the hosts of a list answer, and copies files to them.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
@@ -12,15 +12,15 @@ use ringpull_base::{Error, Result};
 use super::host::{ssh_to, ssh_words, working_folder};
 use super::hostfile::{HostList, SshHost};
 
-/// What a host answered, how long it took, and when the answer arrived.
+/// The answer of a host, the time that it took, and the moment at which it arrived.
 pub(crate) struct TimedAnswer {
     pub(crate) output: Output,
     pub(crate) took: Duration,
     pub(crate) arrived: SystemTime,
 }
 
-/// Runs the commands of all hosts, each with its input, in parallel. One that has not ended within `limit` is
-/// killed and an error.
+/// Runs the commands of all hosts, each with its input, in parallel. A command that has not ended within
+/// `limit` is killed, and its result is an error.
 pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Result<Vec<Result<TimedAnswer, String>>> {
     let (sender, answers) = channel();
     let mut pids = Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Res
         let stdin = child.stdin.take();
         let (sender, asked) = (sender.clone(), Instant::now());
         std::thread::spawn(move || {
-            // One that does not read it says why in its own words.
+            // If a program does not read its input, its own error message gives the reason.
             if let Some(Err(cause)) = stdin.map(|mut stdin| stdin.write_all(&input)) {
                 tracing::debug!(%cause, "a question was not read");
             }
@@ -59,9 +59,9 @@ pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Res
     Ok(ended.into_iter().zip(pids).map(|(answer, pid)| answer.unwrap_or_else(|| silent(pid))).collect())
 }
 
-/// Runs `true` on every host, in parallel; each one's answer.
+/// Runs `true` on every host, in parallel, and returns the answers.
 fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<TimedAnswer, String>>> {
-    /// By when every host must have answered.
+    /// The time within which every host must answer.
     const ANSWER: Duration = Duration::from_secs(8);
     let command = |host| {
         let mut command = ssh_to(host);
@@ -71,13 +71,13 @@ fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<TimedAnswer, String>>> {
     ask_all(hosts.iter().map(command).collect(), ANSWER)
 }
 
-/// Returns true if each host answers.
+/// Returns for each host true if it answers.
 pub(crate) fn answering(hosts: &[SshHost]) -> Result<Vec<bool>> {
     let is_well = |answer: Result<TimedAnswer, String>| answer.is_ok_and(|answer| answer.output.status.success());
     Ok(call_all(hosts)?.into_iter().map(is_well).collect())
 }
 
-/// An error that names the first that does not answer. The hosts are of this list.
+/// Returns an error that names the first host that does not answer. The hosts come from `list`.
 pub(crate) fn check(hosts: &[SshHost], list: &HostList) -> Result<()> {
     for (host, answer) in hosts.iter().zip(call_all(hosts)?) {
         let words = match answer {
@@ -106,7 +106,7 @@ pub(crate) fn copy_working_folder(hosts: &[SshHost], to: &str) -> Result<()> {
     let from = working_folder()?;
     for host in hosts {
         let shell = ssh_words(host.port).join(" ");
-        // rsync takes what is before the first colon for the host, unless there are brackets.
+        // rsync takes the text before the first colon as the host, unless it is in brackets.
         let name = if host.name.contains(':') { format!("[{}]", host.name) } else { host.name.clone() };
         let login = host.login.replace(&host.name, &name);
         let status = Command::new("rsync")

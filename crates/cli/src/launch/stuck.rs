@@ -1,8 +1,8 @@
-//! Detects an `mpirun` that does not end although its ranks have, or have failed: the same rules for a job of
-//! ranks alone and for one with servers beside them.
+//! Detects an `mpirun` that does not end although its ranks have ended or failed. The rules are the same with
+//! and without servers beside the ranks.
 //!
-//! None is ended while it writes, or while something that it has written waits for the reader of this
-//! program's output.
+//! An `mpirun` is not ended while it writes, or while its output waits for the reader of this program's
+//! output.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,23 +11,24 @@ use std::time::{Duration, Instant};
 use super::control::RankControl;
 use crate::child::{Childless, PATIENCE};
 
-/// Words by which `mpirun` says that it ends a job after a failure: those of Open MPI 4, 5, and MPICH.
+/// Words with which `mpirun` reports that it ends a job after a failure: those of Open MPI 4, Open MPI 5 and
+/// MPICH.
 const ABORTS: [&str; 4] =
     ["the job has been aborted", "the job to be terminated", "exited on signal", "BAD TERMINATION OF ONE"];
 
-/// The reason for which an `mpirun` will not end.
+/// The reason why an `mpirun` will not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stuck {
     /// All its ranks have ended.
     Outlives,
-    /// It has said so long ago that it ends the job.
+    /// It has reported long ago that it ends the job.
     Aborts,
 }
 
-/// The output of an `mpirun` itself: when it came, and what it says of the job.
+/// The output of an `mpirun` itself: the time of its arrival, and its messages about the job.
 pub(super) struct Writing {
     last: Mutex<Instant>,
-    /// The readers that have something which is not passed on yet.
+    /// The number of readers with output that is not passed on yet.
     busy: AtomicUsize,
     aborts: AtomicBool,
 }
@@ -41,7 +42,7 @@ impl Writing {
         })
     }
 
-    /// Has a reader pass on what has come, which may wait.
+    /// Lets a reader pass on its output, which may wait.
     pub(super) fn passes(&self, pass_on: impl FnOnce()) {
         self.busy.fetch_add(1, Ordering::SeqCst);
         pass_on();
@@ -49,7 +50,7 @@ impl Writing {
         self.busy.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Takes a line of stderr. Those of processes have their names in front.
+    /// Takes a line of stderr. Lines of processes begin with the processes' names.
     pub(super) fn line(&self, line: &str) {
         if !line.starts_with('[') && ABORTS.iter().any(|words| line.contains(words)) {
             self.aborts.store(true, Ordering::Relaxed);
@@ -66,13 +67,13 @@ impl Writing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
 struct Signs {
-    /// True if it has had children and has none for a while.
+    /// True if the `mpirun` has had children and has had none for some time.
     is_childless: bool,
-    /// True if a rank runs that has connected.
+    /// True if a connected rank is running.
     is_any_running: bool,
     /// True if all ranks of the job have ended.
     are_over: bool,
-    /// True if it has said that it ends the job.
+    /// True if the `mpirun` has reported that it ends the job.
     aborts: bool,
     is_idle: bool,
 }
@@ -81,7 +82,7 @@ struct Signs {
 pub(super) struct MpirunWatch {
     childless: Childless,
     writing: Arc<Writing>,
-    /// The time for which it may clean up on other hosts.
+    /// The time for which the `mpirun` may clean up on other hosts.
     pub(super) patience: Duration,
     over_since: Option<Instant>,
     aborts_since: Option<Instant>,
@@ -89,13 +90,14 @@ pub(super) struct MpirunWatch {
 
 impl MpirunWatch {
     pub(super) fn new(childless: Childless, writing: Arc<Writing>, silence: Duration) -> Self {
-        // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
+        // After 1.5 times the limit of silence, survivors have reported which process they lost, or mpirun
+        // has ended them.
         let patience = silence * 3 / 2 + PATIENCE;
         MpirunWatch { childless, writing, patience, over_since: None, aborts_since: None }
     }
 
-    /// Returns the reason for which the `mpirun` of so many ranks will not end, if it seems so. To be polled;
-    /// does not block.
+    /// Returns the reason why the `mpirun` of `ranks` ranks will not end, if there is one. It must be polled,
+    /// and does not block.
     pub(super) fn look(&mut self, control: &RankControl, ranks: usize) -> Option<Stuck> {
         let (ended, has_one_failed) = control.count_ended();
         let signs = Signs {
@@ -128,7 +130,7 @@ impl MpirunWatch {
 mod tests {
     use super::*;
 
-    /// An `mpirun` that shows one of 32 sets of signs from its start.
+    /// Tests an `mpirun` that shows one of 32 sets of signs from its start.
     #[test]
     fn one_that_writes_or_has_a_rank_is_left_alone_and_any_other_has_its_time() {
         for bits in 0..1 << 5 {

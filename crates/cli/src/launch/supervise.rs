@@ -1,15 +1,16 @@
-//! Waits for the processes of a job and ends them together. What each one's end means is in
-//! [`ends`](super::ends).
+//! Waits for the processes of a job and ends them together. [`ends`](super::ends) has the effect of each
+//! process's end.
 //!
-//! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
-//! and after `KILL_AFTER` SIGKILL. After an interrupt the workers get SIGTERM at once, and `GRACE` for a
-//! checkpoint, which may need the servers: these get it when the workers have ended. A second interrupt skips
-//! the wait. Servers and scheduler get the same grace period after the last worker succeeded, and
-//! `REPORT_TIME` after the last worker has ended in a job that failed: they wait for nobody any more.
+//! When a process fails, the others get the job's grace period, in which they report which process they lost.
+//! Then they get SIGTERM, and after `KILL_AFTER` SIGKILL. After an interrupt the workers get SIGTERM at once,
+//! and `GRACE` for a checkpoint. A checkpoint may need the servers, so servers get SIGTERM when the workers
+//! have ended. A second interrupt skips the wait. After the last worker has succeeded, servers and scheduler
+//! get the job's grace period too. If the job has failed, they get only `REPORT_TIME` after the last worker's
+//! end, because they wait for nobody any more.
 //!
-//! An elastic job goes on without a worker that a signal has ended, and another one is started in its place:
-//! at once, and later if that one is lost too. One that is silent, so that the job's scheduler has gone on
-//! without it, is killed.
+//! An elastic job goes on without a worker that a signal has ended, and another worker is started in its
+//! place: at once, or after a pause if that worker is lost too. If a worker is silent and the job's scheduler
+//! has gone on without it, it is killed.
 
 use std::collections::VecDeque;
 use std::process::{ChildStdin, Stdio};
@@ -38,17 +39,17 @@ use ringpull_lab::ends::{
 
 /// The time between SIGTERM and SIGKILL.
 const KILL_AFTER: Duration = Duration::from_secs(3);
-/// The time in which servers and scheduler of a failed job report whom they lost, when no worker is left.
+/// The time in which servers and scheduler of a failed job report which process they lost, when no worker is
+/// left.
 const REPORT_TIME: Duration = Duration::from_secs(2);
-/// The time for which the first success of another worker is waited for, when one has failed that came later.
+/// The time to wait for the first success of another worker, after a later worker has failed.
 const FIRST_SUCCESS: Duration = Duration::from_secs(2);
 /// The exit code of ssh if its connection broke.
 const LOST_HOST: i32 = 255;
-/// The time for which a worker that is lost for the second time stays away. It doubles with each further
-/// loss.
+/// The pause before a worker is started again after its second loss. It doubles with each further loss.
 const SECOND_RESTART: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// The time for which a worker that came in the place of another may go on when the job is over without it.
+/// The time for which a replacement worker may go on when the job is over without it.
 const LATECOMER: Duration = Duration::from_secs(60);
 /// The interval at which interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
@@ -57,7 +58,7 @@ const POLL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub role: Role,
-    /// Its exit code; 128 and the signal's number if a signal ended it.
+    /// Its exit code; if a signal ended it, 128 plus the signal's number.
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
@@ -66,8 +67,8 @@ pub(crate) struct Ended {
 /// The end of a job.
 #[derive(Debug, Clone)]
 pub(crate) struct JobEnd {
-    /// The first failure's exit code, 128 and the signal's number after an interrupt, 124 past the limit,
-    /// else 0.
+    /// The exit code of the first failure; after an interrupt 128 plus the signal's number; past the limit
+    /// 124; else 0.
     pub code: i32,
     /// The first failure, in words; empty after success.
     pub failure: String,
@@ -83,13 +84,13 @@ struct Running {
     readers: Vec<(OutputStream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
     is_by_ssh: bool,
-    /// True if the job's scheduler has gone on without it, as it was silent.
+    /// True if the process was silent and the job's scheduler has gone on without it.
     is_silent: bool,
-    /// Which of the job's processes it is: one may be started several times.
+    /// The index of the process in the job. The same process of the job may be started several times.
     process: usize,
 }
 
-/// Something that the supervisor hears of.
+/// An event for the supervisor.
 #[derive(Debug, Clone, Copy)]
 enum SupervisorEvent {
     /// A process has ended with this exit code.
@@ -98,7 +99,7 @@ enum SupervisorEvent {
     Silent(SilentWorker),
 }
 
-/// A worker that a job's scheduler has heard nothing of.
+/// A worker that has sent no heartbeat to the job's scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SilentWorker {
     rank: usize,
@@ -110,38 +111,38 @@ struct SilentWorker {
 enum Interruption {
     None,
     Begun,
-    /// The workers were told to end before the others.
+    /// The workers were ordered to end before the other processes.
     WorkersTold,
 }
 
 struct Supervisor {
-    /// The fewest workers to go on with, in a job that goes on without some.
+    /// The fewest workers with which an elastic job goes on.
     least: Option<usize>,
     feed: Feed,
     running: Vec<Running>,
     events: Receiver<SupervisorEvent>,
-    /// Those that were taken from `events` before their turn.
+    /// Events that were taken from `events` before their turn.
     early: VecDeque<SupervisorEvent>,
     failure: Option<(i32, String)>,
-    /// When SIGTERM is due, then when SIGKILL is, then when the supervisors themselves are killed.
+    /// The time of the next stage: first SIGTERM, then SIGKILL, then the end of the supervisors themselves.
     due: Option<Instant>,
     stage: usize,
     interruption: Interruption,
-    /// How often another worker may still be started in the place of one that is lost.
+    /// The number of replacement workers that may still be started.
     restarts: u32,
-    /// The processes that are to be started again, and when.
+    /// The processes to start again, each with its time.
     restarts_due: Vec<(Instant, usize)>,
-    /// Finds out that the `mpirun` of the workers will not end.
+    /// Detects that the `mpirun` of the workers will not end.
     watch: Option<MpirunWatch>,
-    /// True if it was killed for that.
+    /// True if the `mpirun` was killed for this reason.
     has_hung: bool,
     /// True if the workers are ranks and have all ended well, whatever their `mpirun` does.
     are_ranks_done: bool,
 }
 
-/// Runs the processes to their end. `control` is for those that are ranks of an `mpirun`.
+/// Runs the processes to their end. `control` has the processes that are ranks of an `mpirun`.
 pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankControl>) -> Result<JobEnd> {
-    // It prints what has come when it is dropped.
+    // Dropping it prints the remaining output.
     let own = control.is_none().then(Printer::start);
     let printer = own.as_ref().or(control.map(|control| &control.printer)).expect("one of the two is there");
     let feed = printer.feed();
@@ -221,9 +222,9 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankC
     broken.map_or(Ok(JobEnd { code, failure, processes }), Err)
 }
 
-/// Waits for the output of a job whose processes have ended, and for a slow reader of it; whether all is
-/// written. A process that has left the session may hold a pipe open for ever, and an interrupted job waits
-/// no longer than its grace.
+/// Waits for the output of a job after its processes have ended, and for a slow reader of this output.
+/// Returns true if all output is written. A process that has left the session may hold a pipe open for ever.
+/// After an interrupt it waits at most the grace period.
 fn await_output(processes: &[Running], printer: &Printer, interrupt: &Interrupt) -> bool {
     let ended = Instant::now();
     let mut until = ended + KILL_AFTER;
@@ -271,7 +272,7 @@ fn start(
         let read = move || {
             let (mut kept, mut lines, mut late) = (Vec::new(), WholeLines::default(), 0);
             for piece in Pieces::of(from) {
-                // A process that has left the session may write on and on.
+                // A process that has left the session may write without end.
                 late += if is_over.load(Ordering::Relaxed) { piece.len() } else { 0 };
                 if late > PIPE {
                     break;
@@ -301,11 +302,11 @@ fn start(
     let readers = out.into_iter().chain(err).map(read).collect();
     let events = events.clone();
     std::thread::spawn(move || {
-        // Until it is waited for, no other process and no other group has its number.
+        // Before `wait` is called for the process, no other process and no other group gets its number.
         let seen = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let is_killed = seen.is_ok_and(|seen| seen.is_some_and(|seen| seen.killed() || seen.dumped()));
         if !is_by_ssh && is_killed {
-            // Otherwise it has ended what is left of its session.
+            // Otherwise the process itself has ended the rest of its session.
             if let Err(cause) = kill_process_group(pid, Signal::KILL) {
                 tracing::debug!(%cause, "process {number} has left nothing");
             }
@@ -330,8 +331,8 @@ fn start(
     })
 }
 
-/// Writes `first` and then each order to the input, in a thread, since a connection may block. The input is
-/// closed when the sender is dropped.
+/// Writes `first` and then each order to the input. A thread does that, because a connection may block.
+/// Dropping the sender closes the input.
 fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<u8> {
     use std::io::Write;
     let (sender, orders) = channel::<u8>();
@@ -346,7 +347,7 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<u8> {
 }
 
 impl Supervisor {
-    /// Waits a while for the end of a process.
+    /// Waits for the end of a process, for a limited time.
     fn wait(&mut self, launch: &Launch, control: Option<&RankControl>) {
         let next = self.early.pop_front().map_or_else(|| self.events.recv_timeout(POLL), Ok);
         let (number, code) = match next {
@@ -391,7 +392,7 @@ impl Supervisor {
         beside_ranks(self.running[number].role, code, ranks)
     }
 
-    /// Kills an `mpirun` that does not end although its ranks have, or have failed.
+    /// Kills an `mpirun` that does not end although its ranks have ended or failed.
     fn end_stuck_mpirun(&mut self, control: &RankControl, launch: &Launch) {
         let stuck = self.watch.as_mut().and_then(|watch| watch.look(control, launch.spec.workers));
         if self.has_hung || stuck.is_none() {
@@ -399,13 +400,13 @@ impl Supervisor {
         }
         self.has_hung = true;
         if !control.have_workers_succeeded(launch.spec.workers) {
-            self.feed.say("ringpull: mpirun does not end although its ranks have, or it has said so: it is killed");
+            self.feed.say("ringpull: mpirun does not end although its ranks have ended, or although it has reported the job's end: it is killed");
         }
         let mpirun = self.running.iter_mut().filter(|one| one.role == Role::Worker && one.code.is_none());
         mpirun.for_each(|one| one.order(Signal::KILL));
     }
 
-    /// Sets the time by which what is left has to end, if it has one.
+    /// Sets the time by which the remaining processes must end, if there is a limit.
     fn limit_the_rest(&mut self, grace: Duration) {
         let mut left = self.running.iter().enumerate().filter(|(_, one)| one.code.is_none());
         let only_surplus = left.all(|(number, one)| one.role == Role::Server || self.is_surplus(number));
@@ -427,7 +428,7 @@ impl Supervisor {
         number != self.running[number].process
     }
 
-    /// Whether it was, or the job has gone on without it.
+    /// Returns true if the process was started in the place of another, or if the job has gone on without it.
     fn is_surplus(&self, number: usize) -> bool {
         self.came_later(number) || self.running[number].is_silent
     }
@@ -442,8 +443,8 @@ impl Supervisor {
         self.are_ranks_done || codes.chain(early).any(has_succeeded)
     }
 
-    /// A worker that comes when the job ends is told so before it may be seen here: waits for the first
-    /// success of another worker, though not for long.
+    /// A worker that starts when the job ends may learn of the end before this launcher does. So this waits
+    /// for the first success of another worker, but only for a short time.
     fn look_ahead(&mut self) {
         let until = Instant::now() + FIRST_SUCCESS;
         while !self.has_succeeded() {
@@ -454,7 +455,7 @@ impl Supervisor {
         }
     }
 
-    /// The state of the job as this process, which has ended, leaves it.
+    /// The state of the job after the end of this process.
     fn state(&self, number: usize) -> JobState {
         let runs =
             |one: &&Running| one.role == Role::Worker && one.code.is_none() && !one.is_silent && !self.are_ranks_done;
@@ -467,13 +468,13 @@ impl Supervisor {
         }
     }
 
-    /// Kills a worker that the job has gone on without. It may be stopped, and would be waited for without
-    /// end.
+    /// Kills a worker without which the job has gone on. If it is stopped, the launcher would wait for it
+    /// without end.
     fn kill_silent(&mut self, worker: SilentWorker) {
         let SilentWorker { rank, pid } = worker;
         let own = process_name(Role::Worker, rank);
-        // A worker that came in the place of another may have the rank of a third one. On another host its
-        // number is not known here.
+        // A replacement worker may have the rank of a third worker. And the number of a process on another
+        // host is not known here.
         let is_as_at_first =
             self.running.iter().filter(|one| one.role == Role::Worker).all(|one| one.code.is_none() && !one.is_silent);
         let is_it = |one: &&mut Running| {
@@ -498,13 +499,14 @@ impl Supervisor {
         }
     }
 
-    /// The time for which this process, which was lost, stays away.
+    /// The pause before this lost process is started again.
     fn pause_of(&self, number: usize) -> Duration {
         let process = self.running[number].process;
         pause_after(self.running.iter().filter(|one| one.process == process).count())
     }
 
-    /// Reports a process that the job goes on without, and plans another one in its place if it is replaced.
+    /// Reports a process without which the job goes on. If it is to be replaced, plans the start of another
+    /// one.
     fn report(&mut self, number: usize, ended: &str, meaning: EndEffect) {
         let Running { role, process, .. } = self.running[number];
         if role != Role::Worker {
@@ -516,13 +518,13 @@ impl Supervisor {
             self.restarts_due.push((Instant::now() + pause, process));
             &comes_after(pause)
         } else {
-            "nobody comes in its place"
+            "no other one is started in its place"
         };
         let left = self.state(number).workers;
         self.feed.say(&format!("ringpull: elastic: {ended}; workers left: {left}; {then}"));
     }
 
-    /// The processes that are to be started again now: none if the job has failed, or ends.
+    /// The processes to start again now. None if the job has failed or is ending.
     fn take_due_restarts(&mut self) -> Vec<usize> {
         if self.failure.is_some() || self.has_succeeded() {
             self.restarts_due.clear();
@@ -543,7 +545,7 @@ impl Supervisor {
         }
     }
 
-    /// What still runs is ended then, unless it is ended earlier.
+    /// Sets the time at which running processes are ended, unless they are ended earlier.
     fn end_by(&mut self, due: Instant) {
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
@@ -551,7 +553,7 @@ impl Supervisor {
     /// Passes on a signal to the workers.
     fn pass_on(&mut self, signal: Signal, control: Option<&RankControl>) {
         if let Some(control) = control {
-            // What is started here is above ranks.
+            // The processes started here are above the ranks, so the signal goes by the ranks' connections.
             return control.pass_on(signal);
         }
         let workers = self.running.iter_mut().filter(|one| one.code.is_none() && one.role == Role::Worker);
@@ -597,15 +599,16 @@ impl Supervisor {
     }
 }
 
-/// The worker that a line of an elastic job's scheduler says it has heard nothing of: "ringpull: worker rank
-/// 1 (pid 7 on h2) is lost: no heartbeat for 3.0 s". One that has ended is lost for another reason.
+/// The silent worker that a line of an elastic job's scheduler names: "ringpull: worker rank 1 (pid 7 on h2)
+/// is lost: no heartbeat for 3.0 s". If a worker has ended, the line has another reason, and this returns
+/// `None`.
 fn silent_worker(line: &str) -> Option<SilentWorker> {
     let (rank, rest) = line.trim_end().strip_prefix("ringpull: worker rank ")?.split_once(" (pid ")?;
     let pid = rest.split([' ', ')']).next()?.parse().ok().and_then(Pid::from_raw)?;
     rest.contains(") is lost: no heartbeat for ").then_some(SilentWorker { rank: rank.parse().ok()?, pid })
 }
 
-/// Returns true if a process that runs is another, or below it.
+/// Returns true if the process `pid` is `above` itself or runs below it.
 fn is_below(pid: Pid, above: Pid) -> bool {
     std::iter::successors(Some(pid), |pid| parent_of(*pid)).any(|pid| pid == above)
 }
@@ -615,7 +618,7 @@ fn comes_after(pause: Duration) -> String {
     format!("another one starts in its place{when}")
 }
 
-/// The time for which a process stays away that has been started so often.
+/// The pause before the next start of a process that was started `starts` times.
 fn pause_after(starts: usize) -> Duration {
     match u32::try_from(starts.saturating_sub(2)) {
         _ if starts < 2 => Duration::ZERO,
@@ -625,7 +628,8 @@ fn pause_after(starts: usize) -> Duration {
 }
 
 impl Running {
-    /// How it ended with this exit code. A silent one may wake, and end with an error of its own.
+    /// The end of the process, given its exit code. A silent process may wake up and end with an error of its
+    /// own.
     fn end(&self, code: i32) -> EndOfProcess {
         match code {
             0 => EndOfProcess::Well,

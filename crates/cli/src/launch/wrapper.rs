@@ -1,20 +1,21 @@
-//! The program above each process of a job: `ringpull rank`, which `ringpull launch` puts before the words of
-//! a rank that `mpirun` starts, and of every process that it starts itself.
+//! The program above each process of a job: `ringpull rank`. `ringpull launch` puts it before the words of
+//! each rank that `mpirun` starts, and of each process that it starts itself.
 //!
-//! The rank is its child, in the same process group, so what `mpirun` sends to the group reaches the rank
-//! alone: this program lets it pass. It ends as the rank did, when the output of the rank has ended; if the
-//! rank has failed, when what is there of the output was passed on, and then it ends what the rank has left.
-//! On a connection to the launcher it sends the output and takes orders; without one it writes the output
-//! itself, with the name before each line.
+//! The rank is its child in the same process group. So signals that `mpirun` sends to the group reach the
+//! rank; this program itself ignores them. It ends with the rank's exit code when the output of the rank has
+//! ended. If the rank has failed, it ends as soon as it has passed on the output that exists, and ends the
+//! processes that the rank has left. On a connection to the launcher it sends the output and takes orders.
+//! Without a connection it writes the output itself, with the name before each line.
 //!
-//! An order to end goes to the rank's process, not to what that has started, such as data loaders, which it
-//! may need to save its state. A shell that waits for a program does not pass signals on: so the program gets
-//! it, and the shell when the program has ended. From then on this program waits until the launcher lets it
-//! leave, since `mpirun` would kill the other ranks when the first one ends. If the launcher is gone, or this
-//! program is killed, so is the rank.
+//! An order to end goes to the rank's process, but not to its children, such as data loaders: the rank may
+//! need them to save its state. A shell that waits for a program does not pass signals on. So the program
+//! gets the signal first, and the shell when the program has ended. From then on this program waits until the
+//! launcher allows it to end, because `mpirun` would kill the other ranks when the first one ends. If the
+//! launcher has ended, or if this program is killed, the rank is killed too.
 //!
 //! Above a process that the launcher has started itself, this program leads a session, takes orders from its
-//! input, and leaves the output alone. It ends what is left of the session, and then at once.
+//! input, and does not touch the output. After the process it ends the rest of the session, and then ends at
+//! once.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -38,8 +39,8 @@ use super::output::{Pieces, Pipe, Sink};
 use ringpull_harness::interrupt::is_ignored;
 use ringpull_lab::ends::code_of;
 
-/// The script of a rank's host: it starts this program if the host has one that runs, at the same path or on
-/// its `PATH`, and otherwise the rank itself.
+/// The script that runs on a rank's host. It starts this program if it works on the host, at the same path or
+/// on the `PATH`, and otherwise the rank itself.
 const START: &str = r#"for own in "$0" ringpull; do
   ! "$own" rank --help >/dev/null 2>&1 || exec "$own" rank "$@"
 done
@@ -49,8 +50,8 @@ echo "warning: $(hostname) has no $0 that runs: the lines of ranks there have no
   hint: install the same ringpull on every host" >&2
 exec "$@""#;
 
-/// The words before those of a program that is to run below this one. `name` is that of the process, or one
-/// of [`name_of`]; `to` are the launcher's addresses.
+/// The words to put before those of a program to run it below this program. `name` is the name of the
+/// process, or an argument of [`name_of`]. `to` are the launcher's addresses.
 pub(super) fn words_before(name: &str, to: &[String], sink: Sink) -> Result<Vec<OsString>> {
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let mut words: Vec<OsString> = vec!["/bin/sh".into(), "-c".into(), START.into(), own.into()];
@@ -61,20 +62,19 @@ pub(super) fn words_before(name: &str, to: &[String], sink: Sink) -> Result<Vec<
     Ok(words)
 }
 
-/// The words before those of a program that the launcher starts itself, on any host, behind this program.
+/// The words to put between this program and a program that the launcher starts itself, on any host.
 pub(super) fn words_of_supervised(name: &str) -> Vec<OsString> {
     ["rank", "--supervised", "--name", name, "--"].map(OsString::from).to_vec()
 }
 
-/// The time that a rank has to end when its launcher is gone.
+/// The time that a rank has to end after its launcher has ended.
 const ALONE: Duration = Duration::from_secs(5);
-/// When the launcher hears that a process outlives the rank. One that writes on and on is not waited for any
-/// longer after the rank has failed.
+/// The time after which the launcher is informed that a process outlives the rank. If the rank has failed, a
+/// process that writes without end is not awaited longer than this.
 const OUTLIVES: Duration = Duration::from_secs(5);
-/// The time for which nothing comes of the output of a rank that has failed, when all that was there has
-/// come.
+/// If a failed rank's output is silent for this time, all existing output has arrived.
 const QUIET: Duration = Duration::from_secs(1);
-/// How often a shell is looked at that was told to end, and the output of a rank that has ended.
+/// The interval at which a shell that was ordered to end is checked, and the output of a rank that has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
@@ -82,10 +82,11 @@ pub(crate) struct WrapperArgs {
     /// An address of the launcher; the first one that answers is used.
     #[arg(long)]
     to: Vec<String>,
-    /// The name of the process; `rank`, `helper:WORKERS` and `role:SERVERS` are made of its number.
+    /// The name of the process. For `rank`, `helper:WORKERS` and `role:SERVERS` it is made from the process's
+    /// number.
     #[arg(long)]
     name: String,
-    /// Lines have names.
+    /// Put the name before each line.
     #[arg(long)]
     tagged: bool,
     /// The launcher has started this process itself; its orders are on the input.
@@ -98,7 +99,7 @@ pub(crate) struct WrapperArgs {
     command: Vec<OsString>,
 }
 
-/// Runs the rank to its end; its exit code, unless this process ends by the same signal.
+/// Runs the rank to its end. Returns its exit code, unless this process ends by the same signal as the rank.
 pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     if let Some(parent) = args.below {
         return become_rank(parent, &args.command);
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     {
         tracing::debug!(%cause, "this process leads a session");
     }
-    // The rank gets them too, or shall not.
+    // Either the rank gets these signals too, or it is not to get them.
     let passed = Arc::new(AtomicBool::new(false));
     let hangup = (!is_ignored(consts::SIGHUP)).then_some(consts::SIGHUP);
     let others = [
@@ -167,7 +168,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     rank.change(|state| state.has_ended = true);
     let killed_for_memory = memory.filter(|_| status.signal() == Some(consts::SIGKILL)).and_then(|it| it.kills());
     if let Some(said) = killed_for_memory.map(|said| format!("{name} {said}\n")) {
-        // Behind what it has written, by the way of its output.
+        // Sent after the rank's output, in the same way.
         let is_sent = link.as_ref().is_some_and(|link| link.send(&RankFrame::Err(said.clone().into_bytes())));
         if !is_sent && let Err(cause) = write_here(false, said.as_bytes()) {
             tracing::debug!(%cause, "nobody hears that memory was short");
@@ -175,16 +176,16 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     }
     if args.supervised {
         rank.kill_others();
-        // Not by its signal, which ssh takes for an end of its own.
+        // This process does not end by the rank's signal, because ssh would treat it as an end of ssh itself.
         return Ok(u8::try_from(code_of(status)).unwrap_or(1));
     }
     rank.await_output(&ends, &relayed, code_of(status) != 0, link.as_deref());
     let is_sent = link.is_some_and(|link| link.send(&RankFrame::Ended(code_of(status))));
-    // The launcher knows how the rank has ended, and `mpirun` would only complain.
+    // The launcher knows the rank's exit code, and `mpirun` would only print a complaint.
     Ok(if rank.await_leave(is_sent) { 0 } else { end_as(status) })
 }
 
-/// Replaces this process by the rank's program, which ends if `parent` does.
+/// Replaces this process by the rank's program. The program ends if `parent` ends.
 fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|cause| Error::io("follow", "the parent process", &cause.into()))?;
@@ -196,9 +197,9 @@ fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
     Ok(if cause.kind() == ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The name of this process, from the number that its launcher has set: `rank 3` for `rank`, the first of
-/// `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
-/// workers.
+/// The name of this process, made from the number that its launcher has set. `rank` gives names such as
+/// `rank 3`. With `helper:WORKERS` the numbers from WORKERS on are helpers. With `role:SERVERS` the first
+/// number is the scheduler, the next are the servers, and the others are the workers.
 fn name_of(name: &str) -> String {
     let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
     let rank = variables.into_iter().find_map(config::text);
@@ -215,12 +216,12 @@ fn name_of(name: &str) -> String {
     }
 }
 
-/// The variables of a rank's place among all ranks and among those of its host.
+/// The variables with a rank's number among all ranks and among the ranks of its host.
 pub(super) const TORCH_PLACE: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 
-/// The variables by which `torchrun` tells a process its place, which PyTorch and what is built on it read:
-/// for a rank of MPI whose launcher has set those of the meeting too ([`config::MEETING`]), unless the user
-/// has set one of them.
+/// The variables by which `torchrun` gives a process its number, which PyTorch and frameworks on it read. A
+/// rank of MPI gets them if its launcher has set the address of rank 0 too ([`config::MEETING`]), unless the
+/// user has set one of them.
 fn torch_variables() -> Vec<(&'static str, String)> {
     let is_given = TORCH_PLACE.iter().any(|name| config::text(name).is_some());
     let size = config::launcher_world_size().filter(|_| config::text(config::MEETING).is_some() && !is_given);
@@ -233,12 +234,12 @@ fn torch_variables() -> Vec<(&'static str, String)> {
 /// The connection to the launcher.
 struct Link {
     stream: Stream,
-    /// True if a frame is being sent, and whether all were.
+    /// The lock for sending a frame. The flag is true if all frames so far were sent.
     sending: Mutex<bool>,
 }
 
 impl Link {
-    /// Sends a frame, in one piece; whether the launcher is there.
+    /// Sends a frame as a whole. Returns true if the launcher has not ended.
     fn send(&self, frame: &RankFrame) -> bool {
         let mut is_well = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         *is_well = *is_well && frame.send(&self.stream).is_ok();
@@ -275,7 +276,7 @@ fn connect(to: &[String], name: &str) -> Option<Arc<Link>> {
 #[derive(Debug, Default)]
 struct RelayProgress {
     pieces: AtomicUsize,
-    /// The number of pieces that are on their way. They wait for a slow reader.
+    /// The number of pieces on their way. A slow reader makes them wait.
     sending: AtomicUsize,
 }
 
@@ -289,7 +290,7 @@ impl RelayProgress {
     }
 }
 
-/// Sends a stream of the rank to its end, or writes it here.
+/// Sends a stream of the rank to the launcher until the stream ends, or writes it here.
 fn relay(from: impl Pipe, is_out: bool, link: Option<&Link>, name: &str, relayed: &RelayProgress) {
     let mut lines = Lines::default();
     lines.add(Some(name));
@@ -339,7 +340,7 @@ struct RankState {
     may_leave: bool,
 }
 
-/// How the rank was told to end. This program waits for the launcher after that.
+/// The way in which the rank was ordered to end. After that this program waits for the launcher.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd)]
 enum Termination {
     #[default]
@@ -348,11 +349,11 @@ enum Termination {
     Killed,
 }
 
-/// The process that was told to end.
+/// The processes that were ordered to end.
 #[derive(Debug, Default)]
 struct TerminatedProcesses {
     processes: HashSet<Pid>,
-    /// What a shell ran when it was looked at first.
+    /// The children of a shell when it was first checked.
     children: HashMap<Pid, Vec<Pid>>,
 }
 
@@ -366,8 +367,9 @@ impl RankProcess {
         self.changed.notify_all();
     }
 
-    /// Waits for the end of the rank's output, which is that of the last process that holds it. The job of a
-    /// rank that has failed is to end: then only for what is there, and what holds the output is killed.
+    /// Waits for the end of the rank's output, which ends with the last process that holds it. If the rank
+    /// has failed, its job is to end: then it waits only for existing output, and kills the processes that
+    /// hold the output.
     fn await_output(&self, ends: &Receiver<()>, relayed: &RelayProgress, has_failed: bool, link: Option<&Link>) {
         let (mut waited, mut quiet, mut idle) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         let (mut before, mut is_said) = (0, false);
@@ -396,8 +398,8 @@ impl RankProcess {
         }
     }
 
-    /// Waits until the launcher has received what was sent to it, and lets this program go, if the rank was
-    /// told to end; whether it was.
+    /// Waits until the launcher has received all frames. If the rank was ordered to end, also waits until the
+    /// launcher allows this program to end. Returns true if the rank was ordered to end.
     fn await_leave(&self, is_sent: bool) -> bool {
         let mut state = self.lock();
         while !state.may_leave && (state.end > Termination::Own || (is_sent && !state.is_received)) {
@@ -406,7 +408,7 @@ impl RankProcess {
         state.end > Termination::Own
     }
 
-    /// Does what the launcher orders, to the end of the connection, which is that of the launcher.
+    /// Executes the launcher's orders until the connection ends, which means that the launcher has ended.
     fn take_orders(self: &Arc<Self>, mut from: impl Read) {
         let mut order = [0];
         while from.read_exact(&mut order).is_ok() {
@@ -428,7 +430,7 @@ impl RankProcess {
 
     fn signal(&self, pid: Pid, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
-        // A process that was not waited for yet keeps its number.
+        // Before `wait` was called for a process, its number is not given to another.
         if pid == self.pid && self.lock().has_ended {
             return;
         }
@@ -437,8 +439,8 @@ impl RankProcess {
         }
     }
 
-    /// Sends the signal to the rank; if it is a shell without a trap, which would end, to what handles it
-    /// below.
+    /// Sends the signal to the rank. A shell without a trap would end by it, so then the signal goes to the
+    /// processes below the shell that handle it.
     fn pass_on(&self, pid: Pid, signal: i32) {
         if !is_shell(pid) || catches(pid, signal) {
             return self.signal(pid, signal);
@@ -447,7 +449,7 @@ impl RankProcess {
         children_of(pid).into_iter().filter(handles).for_each(|child| self.pass_on(child, signal));
     }
 
-    /// Sends SIGTERM to the rank; to what it runs first, if it is a shell.
+    /// Sends SIGTERM to the rank. If the rank is a shell, first to the program that it runs.
     fn begin_to_end(self: &Arc<Self>) {
         let mut state = self.lock();
         if state.end > Termination::Own {
@@ -469,7 +471,7 @@ impl RankProcess {
                     break;
                 }
             }
-            // What it has left behind.
+            // The processes that the rank has left behind.
             rank.others()
                 .into_iter()
                 .filter(|pid| told.processes.insert(*pid))
@@ -477,8 +479,9 @@ impl RankProcess {
         });
     }
 
-    /// Sends SIGTERM to a process, once. A shell with a trap gets it before what it runs, or it could reach the
-    /// end of its script without the trap; one without a trap gets it when what it runs has ended.
+    /// Sends SIGTERM to a process, once. A shell with a trap gets it before the program that it runs:
+    /// otherwise it could reach the end of its script without the trap. A shell without a trap gets it when
+    /// its program has ended.
     fn terminate(&self, pid: Pid, told: &mut TerminatedProcesses) {
         if told.processes.contains(&pid) {
             return;
@@ -512,7 +515,8 @@ impl RankProcess {
         self.others().into_iter().filter(|pid| *pid != self.pid).for_each(|pid| self.signal(pid, consts::SIGKILL));
     }
 
-    /// The other processes of this program's group, if it leads one, and otherwise those below the rank.
+    /// The other processes of this program's group if it leads a group; otherwise the processes below the
+    /// rank.
     fn others(&self) -> Vec<Pid> {
         let own = getpid();
         if group_of(own) != Some(own.as_raw_pid()) {
@@ -545,7 +549,7 @@ fn catches(pid: Pid, signal: i32) -> bool {
     caught.is_some_and(|caught| caught & (1 << (signal - 1)) != 0)
 }
 
-/// The processes that this one has started, and that it has not waited for.
+/// The child processes for which this process has not called `wait` yet.
 fn children_of(pid: Pid) -> Vec<Pid> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid())).into_iter().flatten().flatten();
     let texts = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -573,10 +577,11 @@ fn running(pid: Pid) -> Option<(i32, i32)> {
     Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
 }
 
-/// Ends this process by the signal that ended the rank, which `mpirun` reports. Otherwise the exit code.
+/// If a signal ended the rank, ends this process by the same signal, which `mpirun` reports. Otherwise
+/// returns the exit code.
 fn end_as(status: ExitStatus) -> u8 {
     if let Some(signal) = status.signal() {
-        // The rank has left a core file, if any.
+        // Only the rank is to leave a core file.
         if let Err(cause) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
             tracing::debug!(%cause, "this program may leave a core file");
         }
@@ -612,7 +617,7 @@ mod tests {
         rank.change(|state| state.end = Termination::Told);
         (&far).write_all(&[LEAVE]).unwrap();
         assert!(rank.await_leave(true));
-        // The end of the connection would end processes.
+        // If the connection ended, processes would be ended.
         std::mem::forget(far);
     }
 }

@@ -1,13 +1,13 @@
-//! Where a step's time went, on the thread of each rank that calls the store.
+//! Divides the time of a step into parts, for the thread of each rank that calls the store.
 //!
-//! A step is what the program marked as one, or else the time from one push of the first key to its next
-//! push. The time in which the caller was not blocked is computing and the calls of push. Blocked time is
-//! divided in this order: waiting for the straggler, the rank that called the awaited operation last, until
-//! it did; the update; packing and unpacking; the rest is exposed communication.
+//! A step is a span that the program marked as a step, or else the time from one push of the first key to its
+//! next push. Time in which the caller was not blocked is computing, or calls of push. Blocked time is
+//! divided in this order: waiting until the straggler, which is the last rank to call the awaited operation,
+//! has called it; the update; packing and unpacking; the rest is exposed communication.
 //!
 //! A framework may call the store on threads of its own, and block the program's thread itself. Such a wait
-//! is recorded as a wait for results, on any thread: it waits for everything that this rank has called and
-//! others have not.
+//! is recorded as a wait for results, on any thread. It is a wait for all operations that this rank has
+//! called and other ranks have not.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub(crate) struct Share {
     pub step_s: f64,
     /// The caller's own work.
     pub compute_s: f64,
-    /// In calls of push.
+    /// The time in calls of push.
     pub push_s: f64,
     /// Blocked until the last rank had called.
     pub straggler_s: f64,
@@ -47,15 +47,15 @@ pub(crate) struct RankAccount {
     pub host: String,
     pub steps: usize,
     pub share: Share,
-    /// Seconds per step that the other ranks together waited for this one.
+    /// Seconds per step for which the other ranks waited for this rank, added over these ranks.
     pub awaited_s: f64,
 }
 
-/// What one key cost, in the mean over ranks and steps.
+/// The times of one key, averaged over ranks and steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct KeyAccount {
     pub key: String,
-    /// The time for which callers were blocked for it.
+    /// The time for which callers were blocked by this key.
     pub blocked_s: f64,
     /// The time that its collectives or requests took.
     pub communication_s: f64,
@@ -71,7 +71,7 @@ pub(crate) struct Account {
     /// One for each worker whose timeline was given.
     pub ranks: Vec<RankAccount>,
     pub mean: Share,
-    /// The keys, first those for which callers were blocked longest.
+    /// The keys, sorted by the time for which callers were blocked, longest first.
     pub keys: Vec<KeyAccount>,
 }
 
@@ -92,7 +92,7 @@ struct RankSpans {
     steps: Vec<(f64, f64)>,
 }
 
-/// The account of a merged job.
+/// Computes the account of a merged job.
 pub(crate) fn account(merged: &MergedTimeline) -> Account {
     let workers = merged.processes.iter().filter(|about| about.role == Role::Worker);
     let mut marked = true;
@@ -131,7 +131,7 @@ fn caller(spans: &[TimedSpan]) -> u32 {
     pushes.into_iter().max_by_key(|(_, count)| *count).map_or(0, |(tid, _)| tid)
 }
 
-/// The steps, and whether the program marked them.
+/// Returns the steps, and true if the program marked them.
 fn steps(spans: &[TimedSpan]) -> (Vec<(f64, f64)>, bool) {
     let marks = spans.iter().filter(|span| span.phase == Phase::Step && span.name != WARMUP);
     let marks: Vec<(f64, f64)> = marks.map(|span| (span.start, span.end)).collect();
@@ -154,7 +154,7 @@ fn steps(spans: &[TimedSpan]) -> (Vec<(f64, f64)>, bool) {
     (vec![(first.start, end)], false)
 }
 
-/// For each name and ordinal: when the last rank called it, and which rank that was.
+/// For each name and ordinal: the time of the last rank's call, and this rank.
 type LastCalls = BTreeMap<(String, usize), (f64, usize)>;
 
 fn last_calls(ranks: &[RankSpans]) -> LastCalls {
@@ -170,7 +170,7 @@ fn last_calls(ranks: &[RankSpans]) -> LastCalls {
     last
 }
 
-/// A rank's pushes and barriers, each with its ordinal among those of its name.
+/// A rank's pushes and barriers, each with its ordinal among the calls of the same name.
 fn calls(rank: &RankSpans) -> Vec<((String, usize), f64)> {
     let mut ordinals: BTreeMap<&str, usize> = BTreeMap::new();
     let mut calls: Vec<&TimedSpan> =
@@ -225,7 +225,8 @@ fn of_rank(rank: &RankSpans, last_calls: &LastCalls, awaited: &mut BTreeMap<usiz
     RankAccount { rank: rank.number, host: rank.host.clone(), steps: rank.steps.len(), share, awaited_s: 0.0 }
 }
 
-/// Whether a span is of the thread that calls the store, or a wait of the program's in its framework.
+/// Returns true if a span belongs to the thread that calls the store, or is a wait of the program in its
+/// framework.
 fn blocks(span: &TimedSpan, rank: &RankSpans) -> bool {
     span.tid == rank.caller || is_for_results(span)
 }
@@ -234,7 +235,8 @@ fn is_for_results(span: &TimedSpan) -> bool {
     span.phase == Phase::Wait && span.name == RESULTS
 }
 
-/// The parts of this rank's waits in which another rank had not called yet what is awaited, by that rank.
+/// The parts of this rank's waits in which another rank had not yet called the awaited operation, grouped by
+/// that other rank.
 fn waits_for_others(rank: &RankSpans, last_calls: &LastCalls) -> BTreeMap<usize, Intervals> {
     let mut of_name: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
     let (mut late, mut pending) = (BTreeMap::<usize, Vec<_>>::new(), BTreeMap::<usize, Vec<_>>::new());

@@ -5,7 +5,7 @@
 pub(crate) struct Intervals(Vec<(f64, f64)>);
 
 impl Intervals {
-    /// The union of `spans`, which may overlap and stand in any order.
+    /// The union of `spans`, which may overlap and have any order.
     pub(crate) fn of(spans: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let mut sorted: Vec<(f64, f64)> = spans.into_iter().filter(|(start, end)| start < end).collect();
         sorted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
@@ -24,13 +24,13 @@ impl Intervals {
         self.0.iter().copied()
     }
 
-    /// Its length in all.
+    /// Its total length.
     pub(crate) fn total(&self) -> f64 {
         // The sum of no numbers would be a negative zero.
         self.0.iter().fold(0.0, |total, (start, end)| total + (end - start))
     }
 
-    /// What lies in both.
+    /// The intersection of the two sets.
     #[must_use]
     pub(crate) fn and(&self, other: &Intervals) -> Intervals {
         let (mut own, mut theirs, mut both) = (self.0.iter().peekable(), other.0.iter().peekable(), Vec::new());
@@ -48,7 +48,7 @@ impl Intervals {
         Intervals(both)
     }
 
-    /// What lies in this and not in the other.
+    /// The moments of this set that are not in the other.
     #[must_use]
     pub(crate) fn minus(&self, other: &Intervals) -> Intervals {
         let mut left = Vec::new();

@@ -1,11 +1,11 @@
-//! The ranks' files on one clock: rank 0's.
+//! Merges the ranks' files on one clock, which is rank 0's.
 
 use serde_json::{Value, json};
 
 use ringpull_base::timeline::trace::{About, Trace, TraceEvent};
 use ringpull_base::{Error, Result};
 
-/// One job's events on one clock, which begins with the earliest of them.
+/// One job's events on one clock, which begins with the earliest event.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MergedTimeline {
     /// Every process's events, in the order of time; times in microseconds.
@@ -37,7 +37,8 @@ pub(crate) fn merge(traces: Vec<Trace>) -> Result<MergedTimeline> {
             "name the files of one run, and write those of each into a folder of its own",
         ));
     }
-    // Whole nanoseconds until the common zero is known: those since 1970 are too many for an f64.
+    // Whole nanoseconds are used until the common zero is known, because the nanoseconds since 1970 do not
+    // fit into an f64.
     let zero_of = |about: &About| i128::from(about.zero_unix_ns) - i128::from(about.ahead_ns);
     let first = traces.iter().map(|trace| zero_of(&trace.about)).min().unwrap_or_default();
     let mut events = Vec::with_capacity(traces.iter().map(|trace| trace.events.len()).sum());

@@ -1,6 +1,6 @@
-//! What the timelines of a job's ranks say together.
+//! Evaluates the timelines of a job's ranks together.
 //!
-//! [`merge`] brings the ranks' files onto rank 0's clock; [`account`] says where each rank's step went;
+//! [`merge`] puts the ranks' files on rank 0's clock; [`account`] divides the time of each rank's step;
 //! [`intervals`] is the arithmetic beneath; [`words`] is the table.
 
 pub(crate) mod account;

@@ -7,7 +7,7 @@ use ringpull_harness::text::{format_seconds, grid};
 const HEADER: [&str; 10] =
     ["rank", "host", "steps", "step", "compute", "push calls", "straggler", "communication", "(un)pack", "update"];
 
-/// The table of ranks, what it says about stragglers, and the costliest keys.
+/// The table of ranks, the rank for which the others wait longest, and the keys that took the longest.
 pub(crate) fn render(account: &Account) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     for rank in &account.ranks {
@@ -26,7 +26,7 @@ pub(crate) fn render(account: &Account) -> String {
     let worst = account.ranks.iter().max_by(|a, b| a.awaited_s.total_cmp(&b.awaited_s));
     if let Some(worst) = worst.filter(|rank| rank.awaited_s > 0.0) {
         lines.push(format!(
-            "Rank {} on {} is waited for most: {} a step, the other ranks together.",
+            "The other ranks wait longest for rank {} on {}: {} a step, added over these ranks.",
             worst.rank,
             worst.host,
             format_seconds(worst.awaited_s)
@@ -75,7 +75,7 @@ mod tests {
         };
         let text = render(&account);
         assert!(text.contains("75.0 %") && text.contains("25.0 %") && text.contains("100 ms"), "{text}");
-        assert!(text.contains("Rank 1 on h1 is waited for most: 12.0 ms a step"), "{text}");
+        assert!(text.contains("The other ranks wait longest for rank 1 on h1: 12.0 ms a step"), "{text}");
         assert!(text.contains("fc6") && text.contains("4 kB"), "{text}");
     }
 }

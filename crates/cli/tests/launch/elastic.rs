@@ -1,10 +1,10 @@
-//! Elastic jobs of shell scripts, whose files stand for snapshots.
+//! Elastic jobs of shell scripts, in which plain files stand for snapshots.
 
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// A job on slots that the test says, and the folder of its snapshots' folder.
+/// A job on slots that the test gives, and the folder above its folder of snapshots.
 struct Job {
     folder: tempfile::TempDir,
     child: Option<Child>,
@@ -56,7 +56,7 @@ impl Job {
         events.lines().filter_map(|line| line.strip_prefix("ringpull: elastic: ")).map(str::to_owned).collect()
     }
 
-    /// The exit code, once it has ended. Nothing may be left of its snapshots.
+    /// Waits for the job's end and returns the exit code. No snapshot may be left.
     fn code(&mut self) -> Option<i32> {
         let mut status = None;
         until("the job has ended", || {
@@ -78,7 +78,7 @@ impl Drop for Job {
     }
 }
 
-/// Sets `rank`, `size` and `me`, the folder of the host; says which rank has begun.
+/// Sets `rank`, `size` and the host's folder `me`, and prints which rank has begun.
 const BEGIN: &str = "rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} size=${OMPI_COMM_WORLD_SIZE:-$PMI_SIZE}
 me=$RINGPULL_SNAPSHOTS/host; mkdir -p $me; echo $RINGPULL_GENERATION $rank $size >>$1/begun
 ";
@@ -136,14 +136,14 @@ fn a_failure_that_comes_back_before_a_snapshot_ends_the_job_with_its_code() {
         "{:?}",
         job.events()
     );
-    // With a snapshot each time it goes on, as often as the option says.
+    // With a snapshot in each generation the job is started again up to the number in the option.
     let script = format!("{BEGIN} : >$me/snapshot-$RINGPULL_GENERATION-1; exit 7");
     for option in ["--max-restarts", "--max-resets"] {
         let mut job = Job::new("localhost:1\n").start(&["-n", "1", option, "1"], &script);
         assert_eq!(job.code(), Some(7), "{}", job.read("err"));
         assert_eq!(job.read("begun").lines().count(), 2);
     }
-    // A start that is none after a failure counts for one of them.
+    // A start for changed hosts counts only for one of the two limits.
     let script = format!("{BEGIN} : >$RINGPULL_SNAPSHOTS/again-$RINGPULL_GENERATION");
     let mut job = Job::new("localhost:1\n").start(&["-n", "1", "--max-restarts", "0", "--max-resets", "2"], &script);
     assert_eq!(job.code(), Some(1), "{}", job.read("err"));
@@ -178,7 +178,7 @@ fn a_hostfile_may_change_and_snapshots_are_on_its_hosts() {
         return;
     }
     let Some(sshd) = ssh::Sshd::start() else { return };
-    // Two names of this host, whose processes are reached by ssh alone.
+    // Two names of this host, under which ssh starts the processes.
     let script = format!(
         "{BEGIN}
         if [ $RINGPULL_GENERATION = 0 ]; then
@@ -204,7 +204,7 @@ fn a_folder_for_commits_is_used_only_if_nobody_else_may_have_made_it() {
     if !has_mpi() {
         return;
     }
-    // As another user would in a place that all share.
+    // As another user could do in a shared place.
     let mut job = Job::new("localhost:1\n");
     let planted = job.path("memory/ringpull-elastic-demo");
     std::fs::create_dir(&planted).unwrap();
@@ -218,7 +218,7 @@ fn a_folder_for_commits_is_used_only_if_nobody_else_may_have_made_it() {
     assert_eq!(status.code(), Some(1), "{}", job.read("err"));
     assert!(job.read("err").contains("for commits: other users have rights to it: mode 777"), "{}", job.read("err"));
     assert!(job.read("precious") == "precious" && std::fs::read_dir(&planted).unwrap().count() == 4);
-    // One that cannot be made is one error, too.
+    // A folder that cannot be made gives one error, too.
     for place in ["/proc/none", "precious"] {
         let place = job.path(place);
         let output =
@@ -234,7 +234,7 @@ fn a_job_does_not_wait_for_ever_for_a_host_on_which_it_cannot_begin() {
         return;
     }
     let job = Job::new("");
-    // It answers whether it is there, and has no ringpull.
+    // The host answers, but has no ringpull.
     let ssh =
         "#!/bin/sh\nfor word; do :; done\n[ \"$word\" = true ] || { cat >/dev/null; echo none here >&2; exit 127; }\n";
     std::fs::write(job.path("ssh"), ssh).unwrap();
@@ -249,8 +249,8 @@ fn a_job_does_not_wait_for_ever_for_a_host_on_which_it_cannot_begin() {
     assert!(said.contains("error: generation 0 could not begin: it was tried 3 times"), "{said}");
 }
 
-/// What the nodes of a job with servers do: the others end with the workers. Workers say who they are and
-/// whether the job is elastic, in a file.
+/// The program of a job with servers. Scheduler and servers end with the workers. Workers write their names,
+/// and whether the job is elastic, into a file.
 const WITH_SERVERS: &str = "case $DMLC_ROLE in worker) ;; *) until [ -e $1/done ]; do sleep 0.01; done; exit ;; esac
 echo $DMLC_WORKER_ID $RINGPULL_ELASTIC >>$1/begun
 ";
@@ -289,16 +289,16 @@ fn a_worker_that_is_stopped_is_killed_when_the_scheduler_has_gone_on_without_it(
     assert_eq!(job.code(), Some(0), "{}", job.read("err"));
     let ended = "worker 1 ended with signal 9; workers left: 1; another one starts in its place";
     assert_eq!(job.events(), [silent, ended], "{}", job.read("err"));
-    // Nobody comes, and the other one may have ended well before.
+    // No worker is started, and the other one may have ended well before.
     let options = ["-n", "2", "-s", "1", "--max-restarts", "0"];
     let mut job = Job::new("").start_on(&options, &[], &script.replace("$2", "2"));
     assert_eq!(job.code(), Some(0), "{}", job.read("err"));
-    assert!(job.events()[1].ends_with("nobody comes in its place"), "{}", job.read("err"));
+    assert!(job.events()[1].ends_with("no other one is started in its place"), "{}", job.read("err"));
 }
 
 #[test]
 fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
-    // What is above a worker has ended when the launcher has heard of that.
+    // When the launcher has learned of the end, the program above the worker has ended.
     let script = |end| {
         format!(
             "case $DMLC_ROLE in
@@ -315,7 +315,7 @@ fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
     } else {
         &[&[], &["--elastic"], &["--hybrid"], &["--launcher", "mpi"]]
     };
-    // Its own words arrive although nobody waits for it.
+    // Its own messages arrive although nobody waits for it.
     let fails = "echo last words >&2; exit 3";
     let ends = [("kill -STOP $$", "ended with signal"), (fails, "ended with exit code 3")];
     let jobs = kinds.iter().flat_map(|kind| ends.map(|end| (*kind, end)));
@@ -353,8 +353,8 @@ fn a_job_with_servers_ends_with_too_few_workers_or_with_an_error_of_one() {
     assert!(job.events().is_empty(), "{}", job.read("err"));
 }
 
-/// Two launchers of one job may begin at the same time: the later one has ended what it saw of the earlier
-/// one.
+/// Two launchers of one job may begin at the same time. The later one has ended the processes of the earlier
+/// one that it saw.
 #[test]
 fn a_rank_of_an_earlier_generation_does_not_begin() {
     let folder = tempfile::tempdir().unwrap();

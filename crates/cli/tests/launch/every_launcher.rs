@@ -4,8 +4,8 @@
 use super::ranks::{Job, lines_of};
 use super::*;
 
-/// Each way to start two workers: its options, and what a worker is called. On the login host of a Slurm
-/// that is Slurm's alone: the others are tested elsewhere.
+/// Each way to start two workers: its options, and the name of a worker. On the login host of a Slurm it is
+/// only Slurm's way; the others are tested elsewhere.
 fn launchers() -> Vec<(Vec<&'static str>, &'static str)> {
     if slurm::answers() {
         return vec![
@@ -47,7 +47,7 @@ fn every_byte_of_a_process_arrives_in_its_lines_and_so_does_its_exit_code() {
     }
 }
 
-/// The variable keeps Python from holding them back.
+/// Because of the variable Python does not buffer the lines.
 #[test]
 fn a_prompt_and_a_bar_appear_before_their_line_has_ended() {
     let wait = |name: &str| format!("until [ -e $F/{name} ]; do sleep 0.05; done\n");
@@ -68,9 +68,9 @@ fn a_prompt_and_a_bar_appear_before_their_line_has_ended() {
     }
 }
 
-/// The first worker saves its state, for which it needs a child of its own; the second ends at once, which
-/// must not end the first; and a shell around a program gives it time, too. A copy of a shell is none by its
-/// name.
+/// The first worker saves its state, and needs a child process for that. The second ends at once, which must
+/// not end the first. A shell around a program gives the program time, too. A copy of a shell has another
+/// name, so it does not count as a shell.
 #[test]
 fn after_sigterm_a_worker_saves_its_state_with_its_children_and_all_of_its_output_arrives() {
     let saves = "sleep 1000 & helper=$!\n\
@@ -94,7 +94,7 @@ fn after_sigterm_a_worker_saves_its_state_with_its_children_and_all_of_its_outpu
     }
 }
 
-/// A shell without a trap passes them on, and a program beside that handles none lives.
+/// A shell without a trap passes the signals on. A program beside it that does not handle them goes on.
 #[test]
 fn signals_for_the_program_reach_each_worker_and_end_no_job() {
     let traps = "trap 'echo one' USR1; trap 'echo two; exit 0' USR2; echo up; while :; do sleep 0.05; done";
@@ -130,7 +130,7 @@ fn a_second_interrupt_kills_what_ignores_the_first_and_nothing_is_left() {
         let other = usize::from(!lines_of(&seen, &format!("{name} 0")).is_empty());
         job.reads(&format!("[{name} {other}] up\n"));
         until("both started their children", || running(&mark) == 4);
-        // Two that come at once are one.
+        // Two signals that arrive at once count as one.
         until("the job has ended", || {
             job.signal(Signal::INT);
             job.child.try_wait().unwrap().is_some()

@@ -1,11 +1,11 @@
-//! Hosts as they are: lists, names and addresses of this host, what of the environment reaches others, login
-//! shells and folders. A script in ssh's place runs the commands of all hosts here.
+//! Tests of hosts: lists, names and addresses of this host, the environment on other hosts, login shells and
+//! folders. A script in ssh's place runs the commands of all hosts here.
 
 use super::*;
 
-/// A script in ssh's place. It writes the host's name into a file, gives the host a folder of its own for
-/// temporary files, since daemons of several hosts get in each other's way in one, and has what is left of the
-/// command line run by this shell.
+/// A script in place of ssh. It writes the host's name into a file. It gives the host its own folder for
+/// temporary files, because daemons of several hosts disturb each other in one folder. Then this shell runs
+/// the rest of the command line.
 fn ssh(folder: &Path, shell: &str) -> PathBuf {
     let options = "while :; do case $1 in -[oilpFe]) shift 2 ;; -*) shift ;; *) break ;; esac; done";
     let called = format!("STUB=$1; export STUB; shift; echo \"$STUB\" >>{}/called", folder.display());
@@ -13,8 +13,8 @@ fn ssh(folder: &Path, shell: &str) -> PathBuf {
     script(folder, "ssh", &format!("{options}\n{called}\n{own}\n{shell}"))
 }
 
-/// A job over that ssh. Each of its processes writes what `says` prints into a file; the files' text in
-/// order.
+/// Runs a job over this ssh. Each of its processes writes the output of `says` into a file. Returns the
+/// files' texts in order.
 fn job(folder: &Path, shell: &str, options: &[&str], variables: &[(&str, &str)], says: &str) -> (Vec<String>, String) {
     let out = folder.join("out");
     std::fs::create_dir_all(&out).unwrap();
@@ -49,7 +49,8 @@ fn hosts_whose_names_share_a_label_and_users_with_ports_get_their_own_ranks() {
     let says = "echo ${STUB:-here}";
     let (seen, said) = job(folder.path(), HERE, &["-n", "6", "-H", hosts.to_str().unwrap()], &[], says);
     assert_eq!(seen, ["127.0.0.2", "::1", "a.x.invalid", "a.y.invalid", "ann@127.0.0.2", "here"], "{said}");
-    // Each rank where the list puts it, also with slots that differ and this host among others.
+    // Each rank is on the host that the list gives it, also with different numbers of slots and with this
+    // host in the list.
     let list = "a.x.invalid:2,localhost:3, a.y.invalid,";
     let says = "echo ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} ${STUB:-here}";
     let (seen, said) = job(folder.path(), HERE, &["-n", "6", "-H", list], &[], says);
@@ -93,7 +94,7 @@ fn this_host_needs_no_ssh_server_by_any_of_its_names_and_addresses() {
         assert_eq!(seen, nodes, "{said}");
         assert!(!folder.path().join("called").exists(), "{said}");
     }
-    // Beside others, and on other hosts the scheduler's address is none of loopback.
+    // For processes on other hosts the scheduler's address is not a loopback address.
     let options = ["-n", "2", "-s", "1", "-H", "localhost,ann@127.0.0.1"];
     let (seen, said) = job(folder.path(), HERE, &options, &[], "echo $DMLC_ROLE ${STUB:-here}");
     assert_eq!(seen, ["scheduler here", "server here", "worker ann@127.0.0.1", "worker here"], "{said}");
@@ -117,7 +118,7 @@ fn the_users_environment_reaches_other_hosts_but_what_belongs_to_this_one() {
         ("SSH_AUTH_SOCK", "/sock"),
         ("XDG_RUNTIME_DIR", "/run/user/0"),
     ];
-    // Nothing of this process's environment is there, and programs of that host's own are.
+    // The other host has none of this process's environment, but programs of its own.
     let shell = "printf '%s\\n' \"$@\" >>\"${0%/*}/arguments\"\nexec env -i STUB=$STUB HOME=$HOME TMPDIR=$TMPDIR LD_LIBRARY_PATH=/of/it PATH=/own:/usr/bin:/bin:/usr/sbin sh -c \"$*\"";
     let says = "printf '%s|' $(python-of-a-venv) \"$RINGPULL_WARN\" \"$HOROVOD_FUSION_THRESHOLD\" \"$WANDB_API_KEY\" \
                 \"${EMPTY-unset}\" \"${TMPDIR%/tmp.*}\" \"$SSH_AUTH_SOCK\" \"$XDG_RUNTIME_DIR\" \"${PATH##*:/own}\" $(case $LD_LIBRARY_PATH in /of/the/user:*/of/it*) echo libraries ;; esac) $DMLC_ROLE $STUB";
@@ -161,7 +162,8 @@ fn a_host_whose_login_shell_is_csh_runs_every_job() {
     }
 }
 
-/// Runs a shell script with mounts (`-m`) or a network (`-n`) of its own; `None` if this user may not have them.
+/// Runs a shell script with mounts (`-m`) or a network (`-n`) of its own. Returns `None` if this user may not
+/// have them.
 fn apart(own: &str, script: &str, words: &[&str], ssh: &Path) -> Option<Output> {
     let run = |script: &str| {
         let mut command = Command::new("unshare");

@@ -1,4 +1,4 @@
-//! `ringpull launch` with real processes: the environment that they get, and that all of them end together.
+//! `ringpull launch` with real processes: tests the environment that they get, and their common end.
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -26,11 +26,10 @@ fn launch(words: &[&str]) -> Command {
     command
 }
 
-/// The launcher's output, and the lines of its stdout in order. What a test may search in it: words of the
-/// launcher's own, and lines that the launcher passes on from its processes with their names, which is what
-/// is tested. It reads each process's pipe by lines and writes each line whole, as the only writer, so none
-/// is joined with another's. Launchers that leave the output to `mpirun` do not: their processes are read by
-/// [`Processes`].
+/// Runs the launcher. Returns its output, and the lines of its stdout in order. A test may search in it for
+/// the launcher's own messages, and for lines of processes with their names. The launcher reads each
+/// process's pipe by lines and is the only writer, so lines are not mixed. Launchers that leave the output to
+/// `mpirun` may mix lines, so for these [`Processes`] reads the processes.
 fn run(words: &[&str]) -> (Output, Vec<String>) {
     let output = launch(words).output().unwrap();
     let mut lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
@@ -38,7 +37,7 @@ fn run(words: &[&str]) -> (Output, Vec<String>) {
     (output, lines)
 }
 
-/// A job of this program under `mpirun`, which has ended, and the launcher's exit code.
+/// Runs a job of this program under `mpirun` to its end. Returns its processes and the launcher's exit code.
 fn run_by_mpirun(options: &[&str], program: &[&str]) -> (Processes, Option<i32>) {
     let mut processes = Processes::new();
     let mut command = launch(&[options, &["--launcher", "mpi", "--"]].concat());
@@ -47,12 +46,12 @@ fn run_by_mpirun(options: &[&str], program: &[&str]) -> (Processes, Option<i32>)
     (processes, code)
 }
 
-/// A program that says who it is, starts a child of its own, and stays; both carry `mark` in their words.
+/// A program that prints its name, starts a child of its own, and stays. Both have `mark` in their words.
 fn stayer(mark: &str) -> String {
     format!("echo here $DMLC_ROLE $DMLC_WORKER_ID; sleep {mark} & sleep {mark}; true")
 }
 
-/// A number of seconds that no other process of this machine sleeps.
+/// A number of seconds for which no other process of this machine sleeps.
 fn mark() -> String {
     static MADE: AtomicU32 = AtomicU32::new(3000);
     format!("{}.{:08}", MADE.fetch_add(1, Ordering::Relaxed), std::process::id())
@@ -77,7 +76,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Starts a job that stays, and waits until all `count` processes have said so.
+/// Starts a job that stays, and waits until all `count` processes have printed their names.
 fn start_stayers(words: &[&str], count: usize, mark: &str) -> Child {
     let program = stayer(mark);
     let words = [words, &["--", "sh", "-c", &program]].concat();
@@ -88,7 +87,7 @@ fn start_stayers(words: &[&str], count: usize, mark: &str) -> Child {
         assert!(lines.next().unwrap().unwrap().contains("here"));
     }
     until("every process started its child", || running(mark) == 2 * count);
-    // The rest of the output goes nowhere, but must be read.
+    // The rest of the output is not used, but must be read.
     std::thread::spawn(move || lines.for_each(drop));
     child
 }
@@ -160,8 +159,8 @@ fn jobs_that_start_at_once_do_not_get_the_same_port() {
         eprintln!("skipped: a test of two launchers with the same process id needs root");
         return;
     }
-    // Each the only process of its namespace, as in two containers on a host's network: all that they choose
-    // by is alike.
+    // Each is the only process of its namespace, as in two containers on a host's network. So both choose the
+    // port by the same values.
     let program = "[ $DMLC_ROLE != worker ] || { echo $DMLC_PS_ROOT_PORT; sleep 2; }";
     let jobs = [(), ()].map(|()| {
         let mut command = Command::new("unshare");
@@ -333,7 +332,7 @@ fn servers_are_started_for_a_command_that_names_a_kind_with_servers_or_as_many_a
         eprintln!("skipped: mpirun is not installed");
         return;
     }
-    // What was started and has run its program, and what the launcher says itself.
+    // The processes that were started and have run their program, and the launcher's own messages.
     let of = |more: &[&str], kind: &[&str]| {
         let program = ["sh", "-c", "echo role $DMLC_ROLE", "sh"];
         let (processes, code) = run_by_mpirun(&[&["-n", "2"], more].concat(), &[&program[..], kind].concat());
@@ -373,7 +372,7 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_reported() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // Answers as Open MPI, runs what it is given and then hangs, as Open MPI's does once in a while.
+    // Answers like Open MPI, runs its words and then hangs, as Open MPI's mpirun sometimes does.
     let lines = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }\nsleep 2\nexec sleep 40";
     let program = script(folder.path(), "mpirun", lines);
     let alone =
@@ -396,7 +395,7 @@ fn a_process_that_an_mpi_job_leaves_behind_holds_nobody_up() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // As Open MPI that has ended while a process of its job still holds its stderr.
+    // Like an Open MPI that has ended while a process of its job still holds its stderr.
     let answer = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }";
     let program = script(folder.path(), "mpirun", &format!("{answer}\necho last >&2\nsleep 40 >/dev/null &\nexit 0"));
     let begun = Instant::now();
@@ -412,7 +411,7 @@ fn an_mpirun_that_waits_for_a_lost_host_for_ever_is_ended_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     for said in ["with non-zero status, thus causing\nthe job to be terminated.", "=   BAD TERMINATION OF ONE OF YOUR"]
     {
-        // Answers as Open MPI, and says that it ends the job; its child stays.
+        // Answers like Open MPI, and reports that it ends the job; its child stays.
         let answer = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }";
         let lines = format!("{answer}\nprintf '{said}\\n' >&2\nsleep 40 &\nexec sleep 40");
         let program = script(folder.path(), "mpirun", &lines);
@@ -429,8 +428,8 @@ fn an_mpirun_that_waits_for_a_lost_host_for_ever_is_ended_and_reported() {
     }
 }
 
-/// MPI ranks are what a command gets that names no kind with servers; every line has its rank, also one that
-/// was written in pieces; the exit code is theirs.
+/// A command that names no kind with servers is started as MPI ranks. Every line has its rank, also a line
+/// that was written in pieces. The exit code is that of the ranks.
 #[test]
 fn a_command_without_servers_runs_as_mpi_ranks_whose_lines_have_their_rank() {
     if !has_mpi() {
@@ -461,7 +460,7 @@ fn a_command_without_servers_runs_as_mpi_ranks_whose_lines_have_their_rank() {
 }
 
 /// The workers of a job with `--hybrid`, or of a command that names `dist_hybrid`, are ranks of one `mpirun`,
-/// beside servers that this program starts; the exit code is theirs.
+/// beside servers that this program starts. The exit code is that of the ranks.
 #[test]
 fn the_workers_of_a_hybrid_job_are_ranks_beside_servers() {
     if !has_mpi() {
@@ -493,8 +492,8 @@ fn the_workers_of_a_hybrid_job_are_ranks_beside_servers() {
     }
 }
 
-/// The exit code is that of the rank that is lost, although a server fails for it at once; and an `mpirun`
-/// that stays when its ranks have ended, as that of Open MPI 4.1 sometimes does, is killed.
+/// The exit code is that of the lost rank, although a server fails at once because of the loss. An `mpirun`
+/// that stays after its ranks have ended, as that of Open MPI 4.1 sometimes does, is killed.
 #[test]
 fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
     if !has_mpi() {
@@ -502,7 +501,7 @@ fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // Servers fail when the rank is gone for good, and its end is known.
+    // Servers fail after the rank has ended and its end is known.
     let program = "case $DMLC_ROLE in
       worker) [ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 1 ] || exec sleep 100; echo $$ >$0/new; mv $0/new $0/rank; kill -9 $$ ;;
       server) until [ -e $0/rank ]; do sleep 0.02; done
@@ -511,7 +510,7 @@ fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
     esac";
     let stays = folder.path().join("mpirun");
     script(folder.path(), "mpirun", "case $1 in --version) exec mpirun \"$@\" ;; esac\nmpirun \"$@\"\nexec sleep 1000");
-    // A server is said to have ended as it did.
+    // The server's own exit code is reported.
     let said = "server 0 ended with exit code 1; the other";
     for (of_worker, mpirun, code) in [("", "mpirun", 137), ("exit 0", stays.to_str().unwrap(), 0)] {
         let program = if of_worker.is_empty() { program } else { of_worker };
@@ -523,8 +522,8 @@ fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
     }
 }
 
-/// The words by which `mpirun` says that it ends a job mean nothing in the lines of ranks: neither that it
-/// hangs, nor which rank was lost.
+/// The words with which `mpirun` reports the end of a job have no meaning in the lines of ranks. They show
+/// neither a hang nor a lost rank.
 #[test]
 fn a_rank_that_prints_the_words_of_an_abort_ends_its_job_with_its_own_code() {
     if !has_mpi() {
@@ -603,7 +602,7 @@ fn a_signal_that_no_worker_gets_leaves_a_job_of_grid_engine_alone() {
     assert_eq!(child.wait().unwrap().code(), Some(5));
 }
 
-/// The lines of the file into which Grid Engine puts the output of the last job in this folder.
+/// The lines of the file to which Grid Engine writes the output of the last job in this folder.
 fn lines_of_grid_job(folder: &Path) -> Vec<String> {
     let is_output =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ringpull.o"));

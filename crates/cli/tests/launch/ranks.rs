@@ -1,15 +1,14 @@
-//! Output and signals of the processes of a job with one launcher, and the job that
-//! [`every_launcher`](super::every_launcher) starts, too.
+//! Tests output and signals of the processes of a job with one launcher. It also has the job that
+//! [`every_launcher`](super::every_launcher) starts.
 //!
-//! What a test searches in the output is written by the launcher, which reads every process by a pipe or a
-//! connection of its own.
+//! The launcher reads every process by a separate pipe or connection and writes the output that tests search.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt as _;
 
 use super::*;
 
-/// A job of workers that run these lines of shell, `$me` being their number and `$F` a folder. Servers and
+/// A job of workers that run these lines of shell. `$me` is a worker's number, and `$F` a folder. Servers and
 /// the scheduler end at once.
 pub(super) struct Job {
     pub(super) options: Vec<&'static str>,
@@ -33,7 +32,7 @@ impl Job {
         Job { options: options.to_vec(), folder, child, out }
     }
 
-    /// Waits until the job has written this to stdout.
+    /// Waits until the job has written `expected` to stdout.
     pub(super) fn reads(&mut self, expected: &str) -> Vec<u8> {
         let (mut seen, mut byte) = (Vec::new(), [0]);
         while !String::from_utf8_lossy(&seen).contains(expected) {
@@ -44,7 +43,7 @@ impl Job {
         seen
     }
 
-    /// Makes a file that the workers wait for.
+    /// Makes a file for which the workers wait.
     pub(super) fn make(&self, name: &str) {
         std::fs::File::create(self.folder.path().join(name)).unwrap().write_all(b"x").unwrap();
     }
@@ -53,7 +52,7 @@ impl Job {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// The exit code, as a shell gives it, and the rest of stdout and stderr.
+    /// Waits for the end. Returns the exit code, as in a shell, and the rest of stdout and stderr.
     pub(super) fn end(mut self) -> (Option<i32>, Vec<u8>, String) {
         let (mut out, mut err) = (Vec::new(), String::new());
         let mut from = self.child.stderr.take().unwrap();
@@ -111,7 +110,7 @@ fn a_process_that_outlives_its_rank_is_heard_to_its_end() {
     assert_eq!((code, &out[..]), (Some(0), &b"[rank 0] late\n"[..]), "{err}");
 }
 
-/// Neither one that is silent nor one that writes on and on.
+/// Neither a silent process nor one that writes without end keeps the job alive.
 #[test]
 fn a_rank_that_fails_ends_its_job_while_a_process_that_it_has_started_holds_its_output() {
     if !has_mpi() {
@@ -121,7 +120,7 @@ fn a_rank_that_fails_ends_its_job_while_a_process_that_it_has_started_holds_its_
     for writes in ["true", "while :; do echo on; sleep 0.1; done"] {
         let mark = mark();
         let program = format!("({writes}; exec sleep {mark}) & echo last; printf end >&2; exit 4");
-        // MPICH does not end the other ranks of a program that is none of MPI's.
+        // MPICH does not end the other ranks of a program that does not use MPI.
         let mut job = Job::start(&["-n", "1", "--"], &program);
         // A deadline: the process sleeps for an hour.
         until("the job has ended", || job.child.try_wait().unwrap().is_some());
@@ -140,14 +139,14 @@ fn a_reader_that_is_slow_loses_nothing_and_ends_no_job() {
     }
     let program = "head -c 30000000 /dev/zero | tr '\\0' x; touch $F/written; exit 3";
     let job = Job::start(&["-n", "1", "--"], program);
-    // Nothing of it is read yet.
+    // Nothing of the output is read yet.
     until("the rank has written everything", || job.folder.path().join("written").exists());
     let (code, out, err) = job.end();
     assert_eq!((code, out.len()), (Some(3), "[rank 0] \n".len() + 30_000_000), "{err}");
 }
 
-/// The launcher ends processes, and itself, while nobody reads what they have written: it says that it does,
-/// and waits for no reader after a second interrupt.
+/// The launcher ends processes, and itself, while nobody reads their output. It reports that it ends them,
+/// and after a second interrupt waits for no reader.
 #[test]
 fn a_reader_that_pauses_keeps_no_job_with_servers_from_its_end() {
     let program = "[ $me = 0 ] || { until [ -e $F/go ]; do sleep 0.05; done; exit 3; }\n\
@@ -197,7 +196,7 @@ fn a_reader_that_goes_ends_no_job_and_one_line_says_that_the_output_is_dropped()
     assert!(code == Some(0) && said == 1 && err.contains("[worker 0] on"), "{code:?} {err}");
 }
 
-/// A file that may not grow is to a program what a full disk is.
+/// For a program, a file that may not grow is like a full disk.
 #[test]
 fn a_full_disk_is_a_warning_and_what_comes_when_there_is_room_is_written() {
     let folder = tempfile::tempdir().unwrap();
@@ -226,13 +225,13 @@ fn a_command_in_quotes_is_one_for_the_shell_as_with_mxnets_launch_py() {
     let (output, lines) = run(&["-n", "1", "-s", "1", "--launcher", "local", "echo $DMLC_ROLE it\\'s; exit 0"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(lines, ["[scheduler] scheduler it's", "[server 0] server it's", "[worker 0] worker it's"]);
-    // The kind of store in it counts.
+    // The kind of store in the quoted command is used.
     let (output, lines) = run(&["-n", "1", "echo $DMLC_ROLE --kv-store dist_sync"]);
     assert!(output.status.success() && lines.len() == 3, "{output:?}");
 }
 
-/// A job that `nohup` has started goes on after SIGHUP; at SIGTERM its servers hear of it when the workers
-/// have saved their state.
+/// A job that `nohup` has started goes on after SIGHUP. After SIGTERM its servers get the signal only when
+/// the workers have saved their state.
 #[test]
 fn a_job_outlives_the_login_under_nohup_and_servers_outlive_the_workers() {
     if !has_mpi() {
@@ -259,7 +258,7 @@ fn a_job_outlives_the_login_under_nohup_and_servers_outlive_the_workers() {
     let out = child.stdout.take().unwrap();
     let mut job = Job { options: vec!["nohup"], folder, child, out };
     job.reads("ready");
-    // UCX, which is below Debian's MPICH, replaces what the process was started to do at SIGHUP.
+    // UCX, which Debian's MPICH uses, replaces the handling of SIGHUP with which the process was started.
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", job.child.id())).unwrap();
     if !maps.contains("libucs") {
         job.signal(Signal::HUP);

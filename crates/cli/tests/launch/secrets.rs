@@ -1,4 +1,4 @@
-//! What of a user's environment others may read, and the secret of a job.
+//! Tests which part of a user's environment others may read, and the secret of a job.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn ssh_that_writes_its_arguments(folder: &Path) -> Command {
     command
 }
 
-/// What each process that runs now was started with.
+/// The arguments of each running process.
 fn arguments_of_all_processes() -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let words = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
@@ -30,7 +30,7 @@ fn writer_of_secrets(folder: &Path, mark: &str) -> String {
     )
 }
 
-/// The files in `folder` whose names begin so.
+/// The files in `folder` with names that begin with `name`.
 fn files_of(folder: &Path, name: &str) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(name));
@@ -54,7 +54,7 @@ fn check_secrets(folder: &Path, count: usize, mark: &str) {
     }
 }
 
-/// A launcher that ends with the test, and all that it started with it.
+/// A launcher that ends with the test, together with all processes that it started.
 struct Launcher(Child);
 
 impl Launcher {

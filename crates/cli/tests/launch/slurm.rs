@@ -1,5 +1,6 @@
-//! Jobs of a Slurm that runs, with what its page in the book says of them. On the login host of
-//! `scripts/own-slurm`: it has four nodes with four processors each, which share all files but those in `/tmp`.
+//! Jobs of a running Slurm: tests the statements of the book's page on Slurm. They run on the login host of
+//! `scripts/own-slurm`, which has four nodes with four processors each. The nodes share all files except
+//! those in `/tmp`.
 
 use super::ranks::{Job, lines_of};
 use super::*;
@@ -13,7 +14,7 @@ pub(super) fn answers() -> bool {
     })
 }
 
-/// A folder that the hosts of a job see.
+/// A folder that all hosts of a job see.
 pub(super) fn shared_folder() -> tempfile::TempDir {
     if answers() { tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")) } else { tempfile::tempdir() }.unwrap()
 }
@@ -25,7 +26,7 @@ const BENCH: [&str; 6] = [RINGPULL, "bench", "allreduce", "--sizes", "4KB", "--i
 const KINDS: [(&[&str], &str); 2] = [(&["-n", "2", "--launcher", "slurm", "--"], "rank"), (&SERVERS, "worker")];
 const SERVERS: [&str; 7] = ["-n", "2", "-s", "1", "--launcher", "slurm", "--"];
 
-/// Runs a command in a folder; its exit code, and all that it has written.
+/// Runs a command in a folder. Returns its exit code and its whole output.
 fn run_in(folder: &Path, command: &mut Command) -> (Option<i32>, String) {
     let output = command.current_dir(folder).stdin(Stdio::null()).output().unwrap();
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
@@ -39,7 +40,7 @@ fn sorted(text: &str) -> Vec<&str> {
     lines
 }
 
-/// Says so, if there is no Slurm here.
+/// Returns true, and prints a message, if there is no Slurm here.
 fn is_missing() -> bool {
     if !answers() {
         println!("skipped: no Slurm answers here; scripts/own-slurm has one");
@@ -70,14 +71,15 @@ fn it_starts_every_role_and_answers_with_the_exit_code_of_the_first_that_fails()
     assert!(code == Some(0) && text.contains("every sum was checked"), "{code:?} {text}");
     let (code, text) = job(KINDS[0].0, &["sh", "-c", "[ $SLURM_PROCID = 0 ] || exit 7; exec sleep 1000"]);
     assert_eq!(code, Some(7), "{text}");
-    // The others may say whom they miss, for a time.
+    // For some time the other processes may report which process they lost.
     let fails = "case $DMLC_ROLE$DMLC_WORKER_ID in worker1) exit 7 ;; worker0) trap 'echo told; exit 1' TERM ;; esac\n\
                  while :; do sleep 0.1; done";
     let (code, text) = job(&SERVERS, &["sh", "-c", fails]);
     assert!(code == Some(7) && text.contains("[worker 0] told"), "{code:?} {text}");
 }
 
-/// A file of the launcher's number, as a killed launcher of earlier versions has left, is no address.
+/// A file named after the launcher's number is not taken as the address. A killed launcher of an earlier
+/// version may have left it.
 #[test]
 #[ignore = "needs a Slurm that runs: scripts/own-slurm"]
 fn files_that_other_launchers_have_left_say_nothing() {
@@ -93,7 +95,7 @@ fn files_that_other_launchers_have_left_say_nothing() {
     assert!(code == Some(0) && !text.contains("127.0.0.1") && text.matches("10.77.0.").count() == 4, "{text}");
 }
 
-/// Both send SIGTERM to the ranks, and wait for them. Those of the launcher itself are tested with every
+/// Both send SIGTERM to the ranks, and wait for them. Signals to the launcher itself are tested with every
 /// launcher.
 #[test]
 #[ignore = "needs a Slurm that runs: scripts/own-slurm"]
@@ -137,7 +139,7 @@ fn jobs_that_get_none_of_the_environment_start_and_have_what_env_gives() {
         command.env("SLURM_EXPORT_ENV", "NONE").env("C", "8").env("D", "9");
         let (code, text) = run_in(folder.path(), &mut command);
         assert!(code == Some(0) && text.matches("has 78").count() >= 2, "{options:?} {code:?} {text}");
-        // As sites tell their users.
+        // As sites recommend to their users.
         let words = [&["--env", "B=7"][..], options, &["sh", "-c", program]].concat();
         let quoted = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
         let file = folder.path().join("batch");
@@ -178,7 +180,7 @@ fn what_the_cluster_cannot_do_is_one_error_with_its_remedy() {
     assert!(code == Some(0) && text.matches("runs").count() == 4, "{code:?} {text}");
 }
 
-/// The library of MPI would abort, or every rank would be alone.
+/// Without this error the MPI library would abort, or every rank would be alone.
 #[test]
 #[ignore = "needs a Slurm that runs: scripts/own-slurm"]
 fn ranks_of_srun_need_the_plugin_of_their_mpi() {
@@ -202,14 +204,15 @@ fn ranks_of_srun_need_the_plugin_of_their_mpi() {
     if !wheel.exists() {
         return println!("skipped: Open MPI 5 under Slurm: scripts/setup --openmpi5");
     }
-    // It has neither munge, which Slurm offers, nor the help file that says so.
+    // This library has neither munge, which Slurm offers, nor the help file with the message about it.
     let mut command = launch(&[&["-n", "2", "--launcher", "slurm", "--"], &BENCH[..]].concat());
     command.env("RINGPULL_MPIRUN", wheel.join("bin/mpirun")).env("RINGPULL_MPI", wheel.join("lib"));
     let (code, text) = run_in(folder.path(), command.env("RINGPULL_TIMEOUT", "30"));
     assert!(code == Some(0) && text.contains("every sum was checked") && !text.contains("Sorry!"), "{code:?} {text}");
 }
 
-/// Submits a job of each kind with these options of `sbatch`, and waits for both; their exit codes and output.
+/// Submits a job of each kind with these options of `sbatch`, and waits for both. Returns their exit codes
+/// and output.
 fn batch(folder: &Path, options: &[&str], lines: &str) -> Vec<(Option<i32>, String)> {
     let jobs: Vec<_> = (KINDS.iter().enumerate())
         .map(|(number, (kind, _))| {
@@ -230,7 +233,7 @@ fn batch(folder: &Path, options: &[&str], lines: &str) -> Vec<(Option<i32>, Stri
     ends.collect()
 }
 
-/// Slurm's least limit is a minute; it looks for what is due twice in one.
+/// Slurm's shortest limit is a minute, and it checks limits twice in a minute.
 #[test]
 #[ignore = "long: scripts/own-slurm"]
 fn workers_save_their_state_before_the_time_limit_and_at_it() {
@@ -253,7 +256,7 @@ fn workers_save_their_state_before_the_time_limit_and_at_it() {
     }
 }
 
-/// The ranks and the launcher end long before Slurm gives the node up. No other test runs meanwhile.
+/// The ranks and the launcher end long before Slurm declares the node down. No other test runs meanwhile.
 #[test]
 #[ignore = "long: scripts/own-slurm"]
 fn the_others_report_a_node_that_is_cut_off_and_the_launcher_ends() {

@@ -1,4 +1,4 @@
-//! Processes on hosts that are reached by ssh.
+//! Tests processes on hosts that ssh reaches.
 
 use super::*;
 
@@ -23,7 +23,7 @@ impl Sshd {
         }
         std::fs::create_dir_all("/run/sshd").unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        // Daemons of several hosts get in each other's way in one folder for temporary files.
+        // Daemons of several hosts disturb each other in one folder for temporary files.
         let own = format!("TMPDIR=$(mktemp -d -p {}); export TMPDIR; exec sh -c", folder.path().display());
         let config = format!(
             "ForceCommand {own} \"$SSH_ORIGINAL_COMMAND\"\nListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n",
@@ -46,7 +46,7 @@ impl Sshd {
         command
     }
 
-    /// How this server is reached.
+    /// The ssh command that reaches this server.
     pub(super) fn ssh(&self) -> String {
         let at = |name: &str| self.folder.path().join(name).display().to_string();
         format!("ssh -F none -i {} -o UserKnownHostsFile={}", at("user"), at("known"))

@@ -1,4 +1,4 @@
-//! The words of a manifest's containers, read by the types that the programs themselves read them with.
+//! Reads the words of a manifest's containers with the same types as the programs themselves.
 
 use clap::Parser as _;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use ringpull_cli::commands::Cli;
 use ringpull_examples::training::Options;
 
-/// Every container's words are understood by the program that they name.
+/// Asserts that the program in each container's words can parse these words.
 pub(crate) fn assert_understood(document: &Value) {
     for words in containers(document) {
         understood(&words);
@@ -44,7 +44,7 @@ fn understood(words: &[String]) {
     }
 }
 
-/// The words of every container: what has an image, or is the trainer of a TrainJob.
+/// The words of every container. A container is an object with an image, or the trainer of a TrainJob.
 fn containers(value: &Value) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     if value.get("image").is_some() {

@@ -1,11 +1,11 @@
-//! The image is built from what the repository holds and `.dockerignore` leaves.
+//! Tests that the image can be built from the repository's files without those in `.dockerignore`.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::{read, root};
 
-/// Returns true if `.dockerignore` leaves a file out: its patterns, of which the last that fits counts.
+/// Returns true if `.dockerignore` leaves a file out. The last pattern that fits decides.
 fn is_ignored(path: &str, patterns: &[String]) -> bool {
     let fits = |pattern: &str| {
         let own = pattern.trim_start_matches("**/");
@@ -60,7 +60,7 @@ fn what_the_dockerfile_copies_is_a_whole_workspace() {
             std::fs::copy(from, to).unwrap();
         }
     }
-    // The Dockerfile takes all of it, so that no list can be stale.
+    // The Dockerfile copies the whole repository, so there is no list that could be stale.
     assert!(read(&root().join("mpijob/Dockerfile")).lines().any(|line| line == "COPY . ."));
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(cargo)
@@ -69,7 +69,7 @@ fn what_the_dockerfile_copies_is_a_whole_workspace() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // What the compiler reads beside the sources.
+    // Files that the compiler reads beside the sources.
     for source in files.iter().filter(|path| is_source(path)) {
         for included in included(&read(&folder.path().join(source))) {
             let path = folder.path().join(source).parent().unwrap().join(&included);
@@ -81,8 +81,8 @@ fn what_the_dockerfile_copies_is_a_whole_workspace() {
     }
 }
 
-/// A stage that another begins with is named there by its own name: buildah 1.28 does not find one that an
-/// argument names.
+/// If a stage begins with another stage, it names this stage directly: buildah 1.28 does not find a stage
+/// that an argument names.
 #[test]
 fn no_stage_of_the_dockerfile_is_named_by_an_argument() {
     let text = read(&root().join("mpijob/Dockerfile"));

@@ -1,5 +1,5 @@
-//! The part of kustomize that `mpijob/` uses: resources and JSON patches. Where kustomize itself is installed
-//! its rendering is compared with this one.
+//! The part of kustomize that `mpijob/` uses: resources and JSON patches. If kustomize itself is installed,
+//! its output is compared with this.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{parse, read};
 
-/// What `kustomize build` makes of a folder.
+/// The objects that `kustomize build` makes from a folder.
 pub(crate) fn render(folder: &Path) -> Vec<Value> {
     let mut objects = Vec::new();
     build(folder, &mut objects);
@@ -61,7 +61,7 @@ fn apply(object: &mut Value, step: &Value) {
     }
 }
 
-/// What an installed kustomize makes of the folder.
+/// The objects that an installed kustomize makes from the folder.
 pub(crate) fn installed(folder: &Path) -> Option<Vec<Value>> {
     let commands: [&[&str]; 2] = [&["kustomize", "build"], &["kubectl", "kustomize"]];
     let output = commands.iter().find_map(|words| {

@@ -1,4 +1,4 @@
-//! `ringpull manifest lint` as a command; what its rules find is tested in `crates/kube/tests`.
+//! Tests `ringpull manifest lint` as a command. Its rules are tested in `crates/kube/tests`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -48,7 +48,7 @@ fn the_exit_code_tells_errors_from_warnings_and_paths_lead_to_them() {
     let written = read(Path::new(&wrong));
     let at = written.lines().position(|line| line.trim_start().starts_with("command:")).unwrap() as u64 + 1;
     assert_eq!(line, Some(at), "{region} {text}");
-    // Where the text itself is wrong.
+    // The line at which the text itself is wrong.
     std::fs::write(folder.path().join("broken.yaml"), "kind: MPIJob\nspec:\n  a: 1\n  a: 2\n").unwrap();
     let broken = folder.path().join("broken.yaml").display().to_string();
     let output = ringpull(&["manifest", "lint", &broken]);

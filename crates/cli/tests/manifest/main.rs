@@ -1,5 +1,5 @@
-//! `ringpull manifest` as a command: what it writes is what `mpijob/` holds, and the programs in the pods
-//! understand their words. Its options and rules are tested in `crates/kube/tests`.
+//! Tests `ringpull manifest` as a command: its output is the content of `mpijob/`, and the programs in the
+//! pods can parse their words. Its options and rules are tested in `crates/kube/tests`.
 
 mod args;
 mod image;
@@ -21,7 +21,7 @@ fn ringpull(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words).current_dir(root()).output().unwrap()
 }
 
-/// What `ringpull manifest` with these words writes.
+/// The objects that `ringpull manifest` writes for these words.
 fn written(words: &[&str]) -> Vec<Value> {
     let output = ringpull(&[&["manifest"], words].concat());
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,5 +1,5 @@
-//! Everything under `mpijob/` is what `ringpull manifest` writes with the words in its first line; that and
-//! what it prints for other words is valid. With `RENEW=1` the files are written anew.
+//! Tests that each file under `mpijob/` is the output of `ringpull manifest` with the words in its first
+//! line. This output, and that for other words, is valid. With `RENEW=1` the files are written again.
 
 use std::path::{Path, PathBuf};
 
@@ -22,14 +22,14 @@ fn files(folder: &Path, name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What the linter finds, but for what is true of every MXJob.
+/// The findings of the linter, without those that every MXJob has.
 fn findings(objects: &[Value]) -> Vec<lint::Finding> {
     let mut found = lint::lint(&to_yaml(objects).unwrap(), None).findings;
     found.retain(|it| it.rule != "mxjob-gone");
     found
 }
 
-/// What jobs on a claim have in common.
+/// Options of all jobs on a claim.
 const ON_CLAIM: &str = "--cpus 2 --memory 4Gi --claim ringpull-training";
 const TRAIN: &str = "-- train --kv-store dist_sync_mpi --checkpoint /train/run.safetensors --resume-if-any";
 
@@ -57,7 +57,7 @@ const PRINTED: [&str; 9] = [
     "network-policy",
 ];
 
-/// A folder with a kustomization in which UP leads to `mpijob/`: kustomize takes relative paths only.
+/// A folder with a kustomization in which UP is the path to `mpijob/`. kustomize takes only relative paths.
 fn overlay(text: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let depth = folder.path().canonicalize().unwrap().components().count() - 1;
@@ -110,7 +110,7 @@ fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
     objects
 }
 
-/// The objects that the first line of a file names the command of.
+/// The objects of the command in the first line of a file.
 fn of_first_line(file: &Path) -> Option<Vec<Value>> {
     let text = read(file);
     let words = text.lines().next()?.strip_prefix("# ringpull manifest ")?;

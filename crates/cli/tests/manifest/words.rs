@@ -1,4 +1,4 @@
-//! What the command makes of its words.
+//! Tests the pods' words that the command makes from its own words.
 
 use super::{args, written};
 

@@ -18,7 +18,7 @@ const CHECKPOINT: [&str; 3] = ["--checkpoint", "/train/run.safetensors", "--resu
 
 const CALM: Trouble = Trouble { workers_late: None, names_late: None };
 
-/// The image; `None`, with a line that says so, if pods cannot be simulated here.
+/// The image. `None`, with a printed line, if pods cannot be simulated here.
 pub(crate) fn image() -> Option<Image> {
     let lacks = pod::lacks().or_else(|| {
         (!Path::new(FASHION_MNIST).exists()).then(|| "the package dataset-fashion-mnist is not installed".to_owned())
@@ -51,31 +51,31 @@ fn train() -> Vec<&'static str> {
     [&words[..], &EPOCHS, &CHECKPOINT].concat()
 }
 
-/// The words that a manifest gives a launcher for this command, so that each rank writes to files of its own.
+/// Changes this command so that each rank writes to files of its own.
 fn redirected(command: &[&str]) -> Vec<String> {
     let words = files::redirected(Path::new(PRINTED), command);
     words.into_iter().map(|word| word.into_string().unwrap()).collect()
 }
 
-/// As [`manifest`], of a job whose ranks write to files of their own.
+/// As [`manifest`], for a job in which ranks write to files of their own.
 fn manifest_of_ranks(options: &[&str], command: &[&str]) -> Vec<Value> {
     let words = redirected(command);
     manifest(options, &words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Everything that was written: by the launcher's pod, then by each rank.
+/// The whole output: first of the launcher's pod, then of each rank.
 fn all(job: &Job, launcher: &Pod) -> String {
     launcher.text() + &files::tagged(&job.network.printed())
 }
 
-/// The hashes that the processes which ran end with, in the order of their names; servers have none.
+/// The hashes that the processes print at their end, in the order of their names. Servers print none.
 fn hashes(job: &Job) -> Vec<String> {
     let folder = job.network.printed();
     let of = |name: &String| Some(files::written(&folder, name).after("weights ")?.to_owned());
     files::names(&folder).iter().filter_map(of).collect()
 }
 
-/// The hash of the same training by a plain `mpirun` of this many ranks here.
+/// The hash of the same training by a plain `mpirun` of `ranks` ranks on this machine.
 fn plain(ranks: usize) -> String {
     let mut processes = Processes::new();
     let mut command = processes.mpirun(ranks, example());
@@ -83,7 +83,8 @@ fn plain(ranks: usize) -> String {
     processes.rank(0).after("weights ").unwrap().to_owned()
 }
 
-/// Runs the job to its end: ranks on all hosts, equal weights, and those of a plain `mpirun`.
+/// Runs the job to its end. Checks that ranks are on all hosts, and that all weights are equal to those of a
+/// plain `mpirun`.
 fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks: usize, trouble: Trouble) {
     let script = format!("echo host=$(hostname) probe=$PROBE; exec {}", train().join(" "));
     let words = [options, &["--env", "PROBE=passed on"]].concat();
@@ -116,13 +117,14 @@ fn an_mpijob_of_four_workers_trains_as_a_plain_mpirun_of_four_ranks() {
     trains_alike("a", &image, &["--workers", "4"], 4, 4, CALM);
 }
 
-/// Restrictions that clusters lay on a job, one of each kind: the user and the file system, the
-/// default 64 MB of shared memory with three ranks to a pod, and a profile of system calls that lets no
-/// process read another. No run says a word more than the others.
+/// Runs jobs under restrictions that clusters have, one of each kind: the user and the file system, the
+/// default 64 MB of shared memory with three ranks in a pod, and a profile of system calls with which no
+/// process can read another. No run prints more than the others.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn restricted_pods_sum_in_silence() {
-    /// Its name, options of the manifest, a change of each pod, and whether no process may read another.
+    /// A case: its name, options of the manifest, a change of each pod, and true if no process may read
+    /// another.
     type Case<'a> = (&'a str, &'a [&'a str], &'a dyn Fn(&mut Value), bool);
 
     let Some(image) = image() else { return };
@@ -154,14 +156,14 @@ fn restricted_pods_sum_in_silence() {
         let code = launcher.ends_within(LIMIT);
         let text = launcher.text();
         assert!(code == Some(0) && text.contains("every sum was checked"), "{test} {code:?}: {text}");
-        // A read of another process that was refused.
+        // A refused read of another process's memory.
         assert!(text.lines().count() < 30 && !text.contains("Read -1"), "{test}: {text}");
-        // Nor does a worker, although its readiness was asked for.
+        // A worker prints nothing either, although its readiness was probed.
         assert!(job.workers.iter().all(|worker| worker.text().is_empty()), "{test}: {}", job.workers[0].text());
     }
 }
 
-/// The kernel ends a rank by the same signal as anybody else.
+/// The kernel ends a rank by the same signal as a person would.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_limit_of_memory_that_is_too_small_is_called_so() {
@@ -176,7 +178,7 @@ fn a_limit_of_memory_that_is_too_small_is_called_so() {
     assert!(text.contains("hint: raise resources.limits.memory"), "{text}");
 }
 
-/// As `OpenShift` chooses it: each pod ends at once, with words that say what to do.
+/// A user number as `OpenShift` chooses it: each pod ends at once, with a message that says what to do.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_user_without_a_name_is_refused_at_once() {
@@ -197,7 +199,7 @@ fn a_user_without_a_name_is_refused_at_once() {
     }
 }
 
-/// Runs the file that `scripts/pods` gives, and prints what its launcher writes.
+/// Runs the file that `scripts/pods` gives, and prints the output of its launcher.
 #[test]
 #[ignore = "for scripts/pods FOLDER FILE"]
 fn the_manifest_that_is_given_runs() {
@@ -236,7 +238,7 @@ fn a_launcher_that_works_holds_the_first_ranks() {
     trains_alike("e", &image, &["--workers", "2", "--launcher-works", "--non-root"], 2, 2, CALM);
 }
 
-/// With the nodes' network pods have the names of their nodes, and not their own.
+/// With the nodes' network, pods have the names of their nodes, not names of their own.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn pods_with_the_names_of_their_nodes_are_taken_for_the_hosts_that_they_are() {
@@ -255,7 +257,7 @@ fn a_trainjob_trains_as_root_and_as_uid_1000() {
     trains_alike("u", &image, &["trainjob", "--workers", "2", "--gang", "volcano"], 2, 2, CALM);
 }
 
-/// A rank that takes three seconds to save its state when it is told to end.
+/// A rank that takes three seconds to save its state after SIGTERM.
 const SAVES: &str = "file=/train/rank-$OMPI_COMM_WORLD_RANK; trap 'sleep 3; echo saved >>$file; exit 143' TERM; echo started >$file; while :; do sleep 0.1; done";
 
 fn await_lines(job: &Job, expected: &str, ranks: usize) {
@@ -268,7 +270,8 @@ fn await_lines(job: &Job, expected: &str, ranks: usize) {
     }
 }
 
-/// The kubelet ends a pod by SIGTERM to its first process, and after its grace by SIGKILL to all.
+/// The kubelet ends a pod by SIGTERM to its first process, and after the grace period by SIGKILL to all
+/// processes.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn ranks_of_a_pod_that_is_terminated_are_told_and_have_its_grace() {
@@ -354,8 +357,8 @@ fn all_pairs_of_options_train() {
     }
 }
 
-/// The examples of Python, in an image that has it: one of MXNet, or one of PyTorch, also with Horovod's names.
-/// The published pipeline's way is the dictionary.
+/// The Python examples, in an image with Python: the example of MXNet, or that of PyTorch, also with
+/// Horovod's names. The job is given by a dictionary, as in the published pipeline.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn the_examples_of_python_train_in_an_mpijob_and_in_a_trainjob() {
@@ -411,8 +414,8 @@ fn names_that_come_three_seconds_late_are_waited_for() {
     trains_alike("h", &image, &["--workers", "2"], 2, 2, late);
 }
 
-/// A worker killed in the middle ends the job, not well, in time; the next start goes on from the checkpoint,
-/// and ends with the weights of a run that nothing happened to.
+/// If a worker is killed in the middle, the job fails within the time limit. The next start goes on from the
+/// checkpoint, and ends with the weights of an undisturbed run.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_lost_worker_ends_the_job_and_the_next_start_loses_nothing() {
@@ -442,18 +445,18 @@ fn a_lost_worker_ends_the_job_and_the_next_start_loses_nothing() {
     println!("the job ended with {code:?} {:.1} s after its worker", killed.elapsed().as_secs_f64());
     job.start_worker(2);
     job.await_workers();
-    // Each rank begins its files anew.
+    // Each rank overwrites its files.
     let mut again = job.start_launcher(true);
     assert_eq!(again.ends_within(LIMIT), Some(0), "{}", all(&job, &again));
     assert_eq!(hashes(&job), vec![whole; 4], "{}", all(&job, &again));
-    // The first epoch was not trained again; that they go on from its last step is on stderr.
+    // The first epoch was not trained again. stderr reports that ranks go on from its last step.
     for rank in 0..4 {
         let written = files::written(&job.network.printed(), &format!("rank {rank}"));
         assert!(!written.out.contains("step 10 "), "{}", all(&job, &again));
     }
 }
 
-/// A worker that is not there is named when the wait is over, and no rank starts.
+/// When the wait is over, the missing worker is named, and no rank starts.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_worker_that_never_comes_is_named_and_nothing_runs() {
@@ -476,7 +479,7 @@ fn ranks_that_would_all_land_on_the_launcher_are_refused() {
     let Some(image) = image() else { return };
     let mut manifest = manifest(&["train", "--name", "sim", "--workers", "2"], &["echo", "ran"]);
     let container = &mut manifest[0]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0];
-    // The pod's own copy of mpirun: it forgets where the hosts are.
+    // The pod's own copy of mpirun, which removes the hostfile's variables.
     let words: Vec<String> = redirected(&["echo", "ran"]).iter().map(|word| format!("'{word}'")).collect();
     let deaf = "mkdir -p /tmp/bin; printf '#!/bin/sh\\nexport OMPI_MCA_rmaps_base_oversubscribe=1\\nunset OMPI_MCA_orte_default_hostfile\\nexec /usr/bin/mpirun \"$@\"\\n' >/tmp/bin/mpirun; chmod +x /tmp/bin/mpirun; PATH=/tmp/bin:$PATH exec ringpull-entrypoint mpirun";
     container["command"] = serde_json::json!(["sh", "-c", format!("{deaf} {}", words.join(" "))]);
@@ -492,7 +495,7 @@ fn ranks_that_would_all_land_on_the_launcher_are_refused() {
     assert!(files::names(&job.network.printed()).is_empty(), "{}", all(&job, &launcher));
 }
 
-/// Parameter servers in one MPIJob train as well, and the comparison prints its table.
+/// Parameter servers in one MPIJob work too, and the comparison prints its table.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn servers_and_the_comparison_run_on_the_pods_of_one_mpijob() {
@@ -513,7 +516,7 @@ fn servers_and_the_comparison_run_on_the_pods_of_one_mpijob() {
     assert!(job.network.volume().join("out/report.html").exists());
 }
 
-/// An image has no private key of a host; two pods of it have different ones; one that is mounted is taken.
+/// An image has no private host key. Two pods of it have different keys. A mounted key is used.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn pods_make_host_keys_of_their_own_or_take_those_that_are_mounted() {
@@ -527,7 +530,7 @@ fn pods_make_host_keys_of_their_own_or_take_those_that_are_mounted() {
     let mut network = Network::up(test);
     let mounted = network.volume().join("host_key");
     pod::run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &mounted.display().to_string()]);
-    // As this machine's own keys would be.
+    // Removes keys that this machine itself might have.
     let remove = "rm -f /etc/ssh/ssh_host_*";
     let mount = format!("{remove}; cp /train/host_key /etc/ssh/ssh_host_ed25519_key; chmod 644 /etc/ssh/ssh_host_*");
     let pods: Vec<_> = [(0, remove), (0, remove), (1000, "true"), (0, mount.as_str())]

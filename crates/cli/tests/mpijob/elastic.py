@@ -1,10 +1,12 @@
-"""What the ranks of a simulated elastic job run. It counts: after n steps the total is 1 + 2 + ... + n, whoever was there.
+"""The program of the ranks in a simulated elastic job. It counts: after n steps the total is 1 + 2 + ... + n,
+with any ranks.
 
     elastic.py FOLDER
 
-It takes steps up to the number in FOLDER/limit, and waits there for another number, or ends if FOLDER/end exists. Each step is
-committed. Every fifth one is also in FOLDER/checkpoint, where it begins if no host has a commit. FOLDER/log has a line for
-what happens; FOLDER/beat/GENERATION-RANK is touched while a rank lives.
+It makes steps up to the number in FOLDER/limit. There it waits for another number, or ends if FOLDER/end
+exists. Each step is committed. Every fifth step is also written to FOLDER/checkpoint, from which the job
+begins if no host has a commit. FOLDER/log has a line for each event; FOLDER/beat/GENERATION-RANK is touched
+while a rank is alive.
 """
 
 import json
@@ -29,10 +31,10 @@ def say(*words):
 
 
 def orders():
-    """The limit and whether to end, as rank 0 reads them."""
+    """The limit, and True if the job is to end, as rank 0 reads them."""
     found = numpy.zeros(2)
     if job.rank == 0:
-        # In this order: the last limit is written before the end.
+        # The order matters: the last limit is written before the end.
         ends = (folder / "end").exists()
         found[:] = int((folder / "limit").read_text()), ends
     job.broadcast(found, 0, out=found).wait()
@@ -49,7 +51,7 @@ def train(state):
         limit, ends = orders()
         if state.step < limit:
             step = state.step + 1
-            # One rank has the number, and the sum is it.
+            # One rank has the number and the others have 0, so the sum is the number.
             mine = numpy.array([step if step % job.size == job.rank else 0], numpy.float64)
             state.total += job.allreduce(mine).wait()[0]
             state.step = step

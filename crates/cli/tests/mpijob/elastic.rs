@@ -1,5 +1,5 @@
-//! Elastic MPIJobs: workers come and go, the launcher is lost, all are. The program is `elastic.py`, whose
-//! total says whether a step was lost or taken twice.
+//! Elastic MPIJobs: workers are added and lost, the launcher is lost, all are lost. The program is
+//! `elastic.py`. Its total shows if a step was lost or done twice.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,7 +15,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// A job of so many workers, or nothing with a line that says why.
+    /// Starts a job of `workers` workers. Returns `None`, and prints the reason, if that is not possible.
     fn start(test: &str, workers: u8, options: &[&str]) -> Option<Self> {
         let mut image = image()?;
         let Some(python) = image.python() else {
@@ -47,25 +47,25 @@ impl Counting {
         format!("{}\n{}", self.launcher.text(), self.log())
     }
 
-    /// Waits until the program has said this line; how long that took.
+    /// Waits until the program has printed this line, and returns how long that took.
     fn says(&mut self, line: &str) -> Duration {
         let begun = Instant::now();
         while !self.log().lines().any(|said| said == line) {
             let is_over = begun.elapsed() > LIMIT || self.launcher.code().is_some();
-            // It may have said so and ended.
+            // The job may have printed the line and ended.
             assert!(!is_over || self.log().lines().any(|said| said == line), "{line:?} is missing: {}", self.all());
             std::thread::park_timeout(Duration::from_millis(10));
         }
         begun.elapsed()
     }
 
-    /// Lets the program take steps up to this one, and waits until it has.
+    /// Lets the program make steps up to this one, and waits until it has made them.
     fn go_to(&mut self, step: u32) {
         write(&self.job, "limit", &step.to_string());
         self.says(&format!("holds at {step}"));
     }
 
-    /// The line of a generation that goes on after this step, without one that is lost or taken twice.
+    /// Waits for the line of a generation that goes on after this step, without a step lost or done twice.
     fn goes_on(&mut self, generation: u32, ranks: usize, step: u32) -> Duration {
         let total = step * (step + 1) / 2;
         let took = self.says(&format!("generation {generation} ranks {ranks} step {step} total {total}"));
@@ -73,10 +73,10 @@ impl Counting {
         took
     }
 
-    /// Lets the job end after this step. It has to leave nothing in memory, and no two generations may have
-    /// lived at the same time.
+    /// Lets the job end after this step. The job must leave nothing in memory, and no two generations may
+    /// have run at the same time.
     fn ends(mut self, step: u32, last: u32) {
-        // In this order: a program that sees the end at its old limit ends there.
+        // The order matters: a program that sees the end at its old limit ends there.
         write(&self.job, "limit", &step.to_string());
         write(&self.job, "end", "");
         assert_eq!(self.launcher.ends_within(LIMIT), Some(0), "{}", self.all());
@@ -94,7 +94,7 @@ impl Counting {
         }
     }
 
-    /// When a rank of the generation was last alive.
+    /// The last time at which a rank of the generation was alive.
     fn lived(&self, generation: u32) -> f64 {
         let beats = std::fs::read_dir(self.path("beat")).unwrap().map(Result::unwrap);
         let own = beats.filter(|file| file.file_name().to_str().unwrap().starts_with(&format!("{generation}-")));
@@ -109,8 +109,8 @@ fn write(job: &Job, name: &str, text: &str) {
     std::fs::rename(volume.join("new"), volume.join(name)).unwrap();
 }
 
-/// The launcher is lost with its node: its ranks live on, and the next one ends them and goes on with what
-/// they have committed.
+/// The launcher is lost with its node, and its ranks go on. The next launcher ends them and goes on from
+/// their last commit.
 #[test]
 fn a_launcher_that_takes_the_place_of_a_lost_one_goes_on_from_the_workers_memory() {
     let Some(mut counting) = Counting::start("ea", 2, &["--min-workers", "1"]) else { return };
@@ -132,7 +132,7 @@ fn a_launcher_that_takes_the_place_of_a_lost_one_goes_on_from_the_workers_memory
     counting.ends(30, 1);
 }
 
-/// The launcher's pod is told to end, as when its node is drained: the commits stay for the next one.
+/// The launcher's pod gets SIGTERM, as when its node is drained. The commits stay for the next launcher.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_launcher_that_is_drained_leaves_the_commits_for_the_next_one() {
@@ -147,14 +147,15 @@ fn a_launcher_that_is_drained_leaves_the_commits_for_the_next_one() {
     counting.ends(30, 1);
 }
 
-/// A worker is lost at once, comes back, is drained; others are added and removed by an edit of the replicas.
+/// A worker is lost at once, starts again, and is drained. Other workers are added and removed by a change of
+/// the replicas.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn workers_are_lost_and_added_and_no_step_is_lost() {
     let options = ["--min-workers", "2", "--env", "RINGPULL_SILENCE=4"];
     let Some(mut counting) = Counting::start("ec", 4, &options) else { return };
     counting.says("holds at 20");
-    // With its node, and the list of hosts still has it.
+    // It is lost with its node, and the list of hosts still has it.
     counting.job.network.cut(4);
     counting.job.workers[2].kill();
     counting.goes_on(1, 3, 20);
@@ -174,7 +175,7 @@ fn workers_are_lost_and_added_and_no_step_is_lost() {
     counting.goes_on(4, 3, 50);
     counting.job.sync();
     counting.go_to(60);
-    // Drained: it has its grace, and is told to end.
+    // Drained: it gets SIGTERM and its grace period.
     counting.job.workers[1].terminate();
     counting.goes_on(5, 2, 60);
     assert!(counting.job.workers[1].ends_within(Duration::from_secs(20)).is_some(), "{}", counting.all());

@@ -1,4 +1,4 @@
-//! The part of mpi-operator's and of Trainer's contract that a job sees: names, hostfile, key, variables,
+//! The parts of mpi-operator's and Trainer's contract that affect a job: names, hostfile, key, variables,
 //! order of starting, retries.
 
 use std::fmt::Write as _;
@@ -8,21 +8,21 @@ use serde_json::Value;
 
 use super::pod::{ConfigMap, Image, Network, Plan, Pod, address};
 
-/// The first address of a worker; the launcher has the one before.
+/// The first address of a worker. The launcher has the address before it.
 const FIRST: u8 = 2;
 const NAMESPACE: &str = "team";
 const READY: Duration = Duration::from_secs(60);
 
-/// What goes wrong, or slow, in a run.
+/// The delays in a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trouble {
-    /// How much later than the launcher the workers start. The manifest's own policy is overridden.
+    /// The delay of the workers' start after the launcher's. It overrides the manifest's own policy.
     pub(crate) workers_late: Option<Duration>,
-    /// How much later the launcher knows the workers' names.
+    /// The delay until the launcher can resolve the workers' names.
     pub(crate) names_late: Option<Duration>,
 }
 
-/// A job that runs, by the contract of its operator.
+/// A running job, which follows the contract of its operator.
 pub(crate) struct Job {
     pub(crate) network: Network,
     image: Image,
@@ -35,12 +35,12 @@ pub(crate) struct Job {
     launcher_works: bool,
     waits_for_workers: bool,
     ssh_folder: String,
-    /// Kubeflow Trainer runs it, and not mpi-operator.
+    /// True if Kubeflow Trainer runs the job, and not mpi-operator.
     by_trainer: bool,
     pub(crate) workers: Vec<Pod>,
-    /// A profile of system calls in the place of the runtime's own.
+    /// A profile of system calls in place of the runtime's own.
     pub(crate) seccomp: Option<std::path::PathBuf>,
-    /// The number of launchers so far. Each has another address.
+    /// The number of launchers so far. Each has an address of its own.
     launchers: u8,
 }
 
@@ -106,7 +106,7 @@ impl Job {
         let job_of = |name: &str| jobs.iter().find(|job| job["name"] == name).unwrap();
         let pod = |name: &str| job_of(name)["template"]["spec"]["template"]["spec"].clone();
         let (mut launcher, policy) = (pod("launcher"), &runtime["mlPolicy"]["mpi"]);
-        // In the container named `node`.
+        // The launcher runs in the container named `node`.
         assert_eq!(launcher["containers"][0]["name"], "node");
         launcher["containers"][0]["args"] = spec["trainer"]["args"].clone();
         assert_eq!(policy["runLauncherAsNode"], true);
@@ -145,7 +145,7 @@ impl Job {
         format!("{pod}.{}{rest}", self.name)
     }
 
-    /// The job's entries at the cluster's server of names.
+    /// The job's entries in the cluster's name server.
     fn hosts(&self) -> String {
         let mut text = String::new();
         for (pod, number) in self.pod_names() {
@@ -162,14 +162,14 @@ impl Job {
         lines.collect::<Vec<_>>().join("\n") + "\n"
     }
 
-    /// The script that prints the workers whose pods run.
+    /// The script that prints the workers with running pods.
     fn discovery(&mut self) -> String {
         let names = self.pod_names();
         let mut text = "#!/bin/sh\n".to_owned();
         if self.launcher_works {
             writeln!(text, "echo {}", self.full_name(&names[0].0)).unwrap();
         }
-        // Sorted as text. Pods above the number of replicas are gone.
+        // Sorted as text. Pods with numbers beyond the replicas have ended.
         let mut running: Vec<String> = Vec::new();
         for (pod, (name, _)) in self.workers.iter_mut().zip(&names[1..]) {
             if pod.code().is_none() {
@@ -187,13 +187,13 @@ impl Job {
         [("hostfile", 0o444, self.hostfile()), ("discover_hosts.sh", 0o555, self.discovery())]
     }
 
-    /// What comes up to a minute after pods have come or gone: the launcher has the new ConfigMap.
+    /// Gives the launcher the new ConfigMap, as the kubelet does up to a minute after a change of pods.
     pub(crate) fn sync(&mut self) {
         let (files, group) = (self.config(), group_of(&self.launcher));
         self.network.write_config(&self.pod_names()[0].0, group, &files);
     }
 
-    /// What an edit of the workers' replicas does: pods above their number are removed, new ones are made.
+    /// Changes the number of worker replicas: removes pods beyond this number, or creates new pods.
     pub(crate) fn scale(&mut self, replicas: u8) {
         self.worker_pods = replicas;
         self.workers.truncate(usize::from(replicas));
@@ -303,7 +303,7 @@ impl Job {
         }
     }
 
-    /// Starts the launcher pod, when all names are known or none yet.
+    /// Starts the launcher's pod, with all names known or with none known yet.
     pub(crate) fn start_launcher(&mut self, knows_names: bool) -> Pod {
         self.launchers += 1;
         let (name, address) = self.pod_names()[0].clone();
@@ -316,7 +316,7 @@ impl Job {
         self.network.publish(&self.hosts());
     }
 
-    /// Starts everything as the manifest says, or as the trouble has it; the launcher's pod.
+    /// Starts all pods as the manifest or `trouble` says. Returns the launcher's pod.
     pub(crate) fn launch(&mut self, trouble: Trouble) -> Pod {
         let wait = |late: Duration| {
             let due = Instant::now() + late;

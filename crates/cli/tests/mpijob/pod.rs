@@ -1,9 +1,9 @@
-//! Pods on this machine: containers that podman and runc run, each with the address and the network of its
-//! pod, from the root file system of the image. What the kubelet does beside starting them is done here:
-//! volumes, names, signals.
+//! Pods on this machine: containers of podman and runc on the root file system of the image. Each has the
+//! address and the network of its pod. This file also does the other work of the kubelet: volumes, names,
+//! signals.
 //!
-//! `podman kube play` would read a pod's specification itself, but takes its image from a storage of images
-//! alone, and gives no pod a network that is there already.
+//! `podman kube play` could read a pod's specification itself. But it takes images only from a storage of
+//! images, and cannot give a pod an existing network.
 
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
 
-/// The capabilities that the runtime leaves a container of root.
+/// The capabilities that a container of root has by default.
 const CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -30,11 +30,11 @@ const CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
     "SETFCAP",
 ];
-/// The switch's address, where the names of the pods are answered.
+/// The address of the switch and of the pods' name server.
 const SWITCH: u8 = 254;
-/// The time in which a container is there, and in which it is gone.
+/// The time within which a container must start, and within which it must end.
 const SOON: Duration = Duration::from_secs(60);
-/// The time that podman has after the end of its container.
+/// The time that podman may take after the end of its container.
 const LATE: Duration = Duration::from_secs(3);
 
 pub(crate) fn run(program: &str, words: &[&str]) {
@@ -42,7 +42,7 @@ pub(crate) fn run(program: &str, words: &[&str]) {
     assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// podman with a storage of its own in this folder.
+/// A podman command with a storage of its own in this folder.
 fn podman(folder: &Path) -> Command {
     let mut command = Command::new("podman");
     for name in ["root", "runroot", "tmpdir"] {
@@ -52,7 +52,7 @@ fn podman(folder: &Path) -> Command {
     command
 }
 
-/// Why pods cannot be had here.
+/// The reason why this machine cannot run pods, if it cannot.
 pub(crate) fn lacks() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("pods need root".to_owned());
@@ -70,7 +70,7 @@ pub(crate) fn lacks() -> Option<String> {
         .then(|| format!("no overlay or namespace can be made: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Waits for something that podman does.
+/// Waits until `holds` returns true.
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -79,7 +79,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Writes the runtime's own profile of system calls, without these.
+/// Writes the runtime's own profile of system calls, without the calls `calls`.
 pub(crate) fn write_profile_without(calls: &[&str], to: &Path) {
     let text = std::fs::read_to_string("/usr/share/containers/seccomp.json").unwrap();
     let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -91,13 +91,13 @@ pub(crate) fn write_profile_without(calls: &[&str], to: &Path) {
     std::fs::write(to, profile.to_string()).unwrap();
 }
 
-/// The example's data set, which images do not hold.
+/// The example's data set, which images do not contain.
 const DATA: &str = ringpull_base::config::FASHION_MNIST;
 
-/// The folder [`Network::printed`] as a pod calls it.
+/// The path of the folder [`Network::printed`] in a pod.
 pub(crate) const PRINTED: &str = "/train/printed";
 
-/// The image's root file system: a folder, and what is laid over it.
+/// The image's root file system: a folder, and the files laid over it.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     base: String,
@@ -107,8 +107,8 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// What the Dockerfile lays over its base, over this machine's own root file system, which has the
-    /// packages.
+    /// An image of the files that the Dockerfile adds to its base, laid over this machine's own root file
+    /// system, which has the packages.
     pub(crate) fn over_this_machine() -> Image {
         let folder = tempfile::tempdir().unwrap();
         let (layer, programs) = (folder.path().join("files"), folder.path().join("programs"));
@@ -138,7 +138,8 @@ cp -a "$work/u/." "$out/""#;
         Image { base: "/".to_owned(), layer: Some(Arc::new(folder)), lent: Vec::new() }
     }
 
-    /// A Python that has our package, in this image or in the checkout's `.venv`, which pods then have too.
+    /// A Python with our package, in this image or in the checkout's `.venv`. In the second case pods get the
+    /// `.venv` too.
     pub(crate) fn python(&mut self) -> Option<String> {
         if self.layer.is_none() {
             return self.has("/opt/ringpull/examples/torch").then(|| "python3".to_owned());
@@ -153,12 +154,13 @@ cp -a "$work/u/." "$out/""#;
         Some(python.display().to_string())
     }
 
-    /// Where the files lie that are the image's own, over this machine's or over its base's.
+    /// The folder of the image's own files, which are laid over this machine's files or over those of its
+    /// base.
     pub(crate) fn files(&self) -> PathBuf {
         self.layer.as_ref().map_or_else(|| PathBuf::from(&self.base), |layer| layer.path().join("files"))
     }
 
-    /// Mounts its files at `root`, as a pod's own, which are in memory.
+    /// Mounts the image's files at `root` for one pod. Changes stay in memory.
     fn mount(&self, folder: &Path, root: &Path) {
         let top = folder.join("top");
         std::fs::create_dir_all(&top).unwrap();
@@ -173,7 +175,7 @@ cp -a "$work/u/." "$out/""#;
         }
     }
 
-    /// Programs that are bound into pods, since they are large.
+    /// Programs that are bind-mounted into pods, because they are large.
     fn programs(&self) -> Vec<PathBuf> {
         let folder = self.layer.as_ref().map(|layer| std::fs::read_dir(layer.path().join("programs")).unwrap());
         folder.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
@@ -184,17 +186,17 @@ cp -a "$work/u/." "$out/""#;
         self.files().join(path.trim_start_matches('/')).exists()
     }
 
-    /// A root file system that lies in a folder, such as one that buildah has mounted.
+    /// An image from a root file system in a folder, such as one that buildah has mounted.
     pub(crate) fn of_folder(root: &str) -> Image {
         Image { base: root.to_owned(), layer: None, lent: Vec::new() }
     }
 }
 
-/// What a pod is made from.
+/// The plan of a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) name: String,
-    /// What the pod calls itself: its name, or its node's with the node's network.
+    /// The pod's host name: its own name, or with the node's network that of its node.
     pub(crate) host: String,
     pub(crate) address: u8,
     pub(crate) uid: u32,
@@ -202,15 +204,15 @@ pub(crate) struct Plan {
     pub(crate) drop: Vec<String>,
     pub(crate) no_new_privs: bool,
     pub(crate) ssh_folder: String,
-    /// The mode of the key that the operator asks for, if it does.
+    /// The mode of the key, if the operator sets one.
     pub(crate) key_mode: Option<u32>,
     pub(crate) env: Vec<(String, String)>,
-    /// Volumes in memory: where, and how large.
+    /// Volumes in memory: their paths and sizes.
     pub(crate) memory: Vec<(String, String)>,
     /// Other empty volumes.
     pub(crate) empty: Vec<String>,
     pub(crate) is_read_only: bool,
-    /// The limit of its control group.
+    /// The memory limit of the pod's control group.
     pub(crate) limit: Option<String>,
     /// A profile of system calls in the place of the runtime's own.
     pub(crate) seccomp: Option<PathBuf>,
@@ -223,7 +225,7 @@ pub(crate) struct Plan {
 pub(crate) type ConfigMap = [(&'static str, u32, String); 2];
 
 impl Plan {
-    /// The options of podman by which its container is as the kubelet asks for it.
+    /// The options of podman for a container like that of the kubelet.
     fn options(&self) -> Vec<String> {
         let mut options = vec!["--user".to_owned(), self.uid.to_string()];
         options.push("--hostname".to_owned());
@@ -233,7 +235,7 @@ impl Plan {
             options.push("--cap-drop=ALL".to_owned());
             options.extend(CAPABILITIES.iter().filter(is_dropped).map(|name| format!("--cap-add={name}")));
         } else {
-            // Those that are added would be a user's at once.
+            // Added capabilities would at once be effective for a user.
             options.extend(self.drop.iter().map(|name| format!("--cap-drop={name}")));
         }
         options.extend(self.group.map(|group| format!("--group-add={group}")));
@@ -266,25 +268,25 @@ impl Plan {
     }
 }
 
-/// A switch and the pods on it. Dropping it ends all of them.
+/// A switch and the pods on it. Dropping it ends all pods.
 pub(crate) struct Network {
     pub(crate) folder: tempfile::TempDir,
     prefix: String,
     spaces: Vec<String>,
-    /// The server of the pods' names.
+    /// The name server for the pods.
     names: Child,
     starts: u32,
 }
 
-/// A pod that runs.
+/// A running pod.
 pub(crate) struct Pod {
-    /// podman, which ends as the container does, and removes it then.
+    /// The podman process. It ends with the exit code of the container, which it then removes.
     child: Child,
     /// The file with the number of the container's first process.
     pid: PathBuf,
     text: Arc<Mutex<String>>,
     root: PathBuf,
-    /// When the container's first process was found to be gone.
+    /// The time at which the container's first process was found to have ended.
     gone: Option<Instant>,
 }
 
@@ -310,7 +312,7 @@ impl Network {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        // SIGHUP, for names that are published, would end it before.
+        // Earlier, SIGHUP (which publishes names) would end the server.
         until("the server of names takes SIGHUP", || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", names.id())).unwrap();
             let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
@@ -330,12 +332,12 @@ impl Network {
         network
     }
 
-    /// What is at /train in every pod.
+    /// The folder that every pod has at /train.
     pub(crate) fn volume(&self) -> PathBuf {
         self.folder.path().join("volume")
     }
 
-    /// Where the ranks of a job write that were started with [`PRINTED`]: two files each.
+    /// The folder to which the ranks of a job with [`PRINTED`] write, two files each.
     pub(crate) fn printed(&self) -> PathBuf {
         self.volume().join("printed")
     }
@@ -399,7 +401,7 @@ impl Network {
             .arg("--rootfs")
             .arg(&root)
             .args(&plan.words)
-            // What watches the container writes a file there when memory is short.
+            // The container's monitor writes a file there when memory is short.
             .current_dir(&folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -422,8 +424,8 @@ impl Network {
         pod
     }
 
-    /// The Secret with the job's key as the kubelet writes it: files in a stamped folder, a link to it, a
-    /// link to each file.
+    /// Writes the Secret with the job's key as the kubelet does: files in a folder with a time stamp, a link
+    /// to the folder, and a link to each file.
     fn keys(&self, plan: &Plan, folder: &Path) -> PathBuf {
         let keys = folder.join("keys");
         std::fs::create_dir_all(keys.join("..stamp")).unwrap();
@@ -431,7 +433,7 @@ impl Network {
         std::fs::set_permissions(&keys, PermissionsExt::from_mode(mode)).unwrap();
         chown(&keys, Some(0), plan.group).unwrap();
         symlink("..stamp", keys.join("..data")).unwrap();
-        // Root's own folder gives the key 0600; a group of files adds its bits to whatever there is.
+        // In root's folder the key has mode 0600. If files have a group (fsGroup), its bits are added.
         let of_key = match (plan.ssh_folder.as_str(), plan.group) {
             ("/root/.ssh", None) => 0o600,
             ("/root/.ssh", Some(_)) => 0o640,
@@ -483,7 +485,8 @@ impl Network {
         }
     }
 
-    /// Cuts a pod's address off from the others, as when its node is lost: what is there cannot say goodbye.
+    /// Cuts a pod off from the others, as when its node is lost: its processes cannot close their
+    /// connections.
     pub(crate) fn cut(&self, number: u8) {
         run("ip", &["-n", &format!("{}{number}", self.prefix), "link", "set", "eth0", "down"]);
     }
@@ -499,7 +502,7 @@ impl Network {
         status.unwrap().success()
     }
 
-    /// The host keys that a pod's sshd shows, once it does.
+    /// Waits until a pod's sshd shows its host keys, and returns them.
     pub(crate) fn host_keys(&self, number: u8) -> Vec<String> {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(20) {
@@ -532,8 +535,7 @@ impl Drop for Network {
 }
 
 impl Pod {
-    /// The lines that the pod's own processes have written: its entrypoint's and `mpirun`'s; ranks write
-    /// elsewhere.
+    /// The lines of the pod's own processes: of its entrypoint and `mpirun`. Ranks write to other files.
     pub(crate) fn text(&self) -> String {
         self.text.lock().unwrap().clone()
     }
@@ -544,14 +546,14 @@ impl Pod {
         if self.gone.is_none() && self.first().is_some_and(is_gone) {
             self.gone = Some(Instant::now());
         }
-        // podman 4.3 sometimes waits on when its container is gone, as one that was killed.
+        // podman 4.3 sometimes goes on waiting after its container has ended, for example after a kill.
         if self.gone.is_some_and(|since| since.elapsed() > LATE) {
             self.child.kill().unwrap();
         }
         self.child.try_wait().unwrap().map(|status| status.code().unwrap_or(137))
     }
 
-    /// The exit code; a pod that does not end within `limit` is ended, and that is none.
+    /// Waits for the exit code. If the pod does not end within `limit`, ends the pod and returns `None`.
     pub(crate) fn ends_within(&mut self, limit: Duration) -> Option<i32> {
         let begun = Instant::now();
         while begun.elapsed() < limit {
@@ -572,19 +574,19 @@ impl Pod {
         }
     }
 
-    /// The number of its first process.
+    /// The process id of the pod's first process.
     fn first(&self) -> Option<i32> {
         std::fs::read_to_string(&self.pid).ok()?.trim().parse().ok()
     }
 
-    /// What is in a folder of the pod.
+    /// The names in a folder of the pod.
     pub(crate) fn list(&self, path: &str) -> Vec<String> {
         let folder = format!("/proc/{}/root{path}", self.first().unwrap());
         let entries = std::fs::read_dir(&folder).unwrap_or_else(|cause| panic!("{folder}: {cause}"));
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// What the kubelet does first when a pod is to end: SIGTERM to its first process.
+    /// Sends SIGTERM to the pod's first process, as the kubelet does first when a pod is to end.
     pub(crate) fn terminate(&self) {
         self.signal(Signal::TERM);
     }

@@ -33,7 +33,7 @@ pub enum Mark {
         anchor: &'static str,
         at: (f64, f64),
         text: String,
-        /// More words behind it, in a softer colour, for which a phone has no room.
+        /// More words behind the text, in a softer colour. A phone has no room for them.
         words: String,
     },
 }
@@ -66,7 +66,7 @@ pub struct Chart {
 pub struct Bar {
     /// The name above the bar.
     pub name: String,
-    /// What it means.
+    /// The meaning of the name.
     pub words: String,
     pub family: Family,
     pub value: f64,
@@ -82,7 +82,7 @@ pub struct Curves {
     pub id: &'static str,
     pub title: &'static str,
     pub axis: &'static str,
-    /// True if each doubling of the workers is as wide as the others.
+    /// True if the axis of workers is logarithmic: every doubling has the same width.
     pub by_doubling: bool,
     pub of_variants: Vec<Curve>,
     pub tick: fn(f64) -> String,
@@ -95,7 +95,7 @@ pub struct Curve {
     pub family: Option<Family>,
     /// Numbers of workers and values, the fewest workers first.
     pub points: Vec<(usize, f64)>,
-    /// A published point beside them: a circle, with its value behind the name.
+    /// A published point beside the measured ones: a circle, with its value behind the name.
     pub published: Option<(usize, f64)>,
 }
 
@@ -105,16 +105,16 @@ pub fn plain(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A part of 100 on an axis.
+/// A number of an axis in per cent.
 pub fn percent(value: f64) -> String {
     format!("{} %", plain(value))
 }
 
 const ROW: f64 = 46.0;
-/// From the top of a row to its bar, whose line of text ends above.
+/// The distance from the top of a row to its bar. The row's text ends above the bar.
 const BAR: f64 = 21.0;
 const BAR_HEIGHT: f64 = 14.0;
-/// Below the bars: the axis's numbers and its label.
+/// The height below the bars, for the axis's numbers and label.
 const BELOW: f64 = 44.0;
 
 pub fn text(class: &'static str, anchor: &'static str, x: f64, y: f64, words: &str) -> Mark {
@@ -182,9 +182,9 @@ impl Chart {
 /// right.
 const CURVES: (f64, f64) = (14.0, 58.0);
 const CURVES_HEIGHT: f64 = 260.0;
-/// The class of a circle: a dot that is hollow.
+/// The class of a published point: a hollow dot.
 pub const PUBLISHED: &str = "published";
-/// Between the base lines of two names.
+/// The distance between the base lines of two names.
 const NAME: f64 = 17.0;
 
 impl Curves {
@@ -260,7 +260,7 @@ fn spread(wanted: &[f64], bottom: f64) -> Vec<f64> {
     places
 }
 
-/// The end of an axis times this is the largest value on it: a sample of 100.02 % needs no axis to 150.
+/// An axis may hold values up to its end times this: a sample of 100.02 % needs no axis to 150 %.
 const PAST_END: f64 = 1.004;
 
 /// The step of an axis from zero and its end, a round number, for values up to `largest`.

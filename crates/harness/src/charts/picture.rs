@@ -11,8 +11,8 @@ use crate::variant::Family;
 
 const CHART: &str = include_str!("chart.svg");
 
-/// The template `text`, filled; `name` says how it is called in errors. It may include `drawing.svg`, which
-/// draws the marks of a chart.
+/// Fills the template `text`; errors call it `name`. It may include `drawing.svg`, which draws the marks of a
+/// chart.
 pub fn filled(name: &str, text: &str, values: Value) -> Result<String> {
     let mut templates = Templates::new();
     let failed = |cause: minijinja::Error| Error::io("render", name, &std::io::Error::other(cause));
@@ -44,11 +44,11 @@ pub fn framed(
     filled("chart.svg", CHART, values)
 }
 
-/// The longest line of a subtitle, in characters: what the width of a picture holds.
+/// The longest line of a subtitle, in characters. A picture is wide enough for it.
 const SUBTITLE: usize = 100;
 
-/// A subtitle in lines that a picture is wide enough for. They end after commas; a part without one is not
-/// divided.
+/// Divides a subtitle into lines that fit the width of a picture. Lines end after commas; text between two
+/// commas is not divided.
 fn wrapped(subtitle: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for part in subtitle.split_inclusive(", ") {

@@ -62,12 +62,12 @@ const TRAINING: [Column; 10] = [
     }),
 ];
 
-/// A time over another one: below `1.00x` it is shorter.
+/// A ratio of two times as text. Below `1.00x` the first time is shorter.
 pub(super) fn ratio(value: f64) -> String {
     format!("{value:.2}x")
 }
 
-/// The columns that suit what was compared and have a cell.
+/// The columns that suit the comparison and have at least one cell.
 pub(super) fn columns(results: &Comparison) -> Vec<&'static Column> {
     let all: &[Column] = if results.setup.train.is_some() { &TRAINING } else { &PUSH_PULL };
     let measured = results.ranking();

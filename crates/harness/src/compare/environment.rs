@@ -10,17 +10,17 @@ use crate::hardware::{Hardware, Hosts, first_line};
 /// The machine, the versions and the date.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
-    /// The time at which it began, UTC, such as `2026-01-31 12:00 UTC`.
+    /// The time at which the comparison began, UTC, such as `2026-01-31 12:00 UTC`.
     pub date: String,
     /// The machine that started the jobs.
     #[serde(flatten)]
     pub hardware: Hardware,
-    /// The machines that ran them, if they are others.
+    /// The machines that ran the jobs, if these are not the machine that started them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<Hosts>,
     pub kernel: String,
     pub ringpull: String,
-    /// The MPI that starts and joins the ranks, by `mpirun`'s own words.
+    /// The MPI that starts and joins the ranks, as `mpirun` names itself.
     pub mpi: String,
 }
 

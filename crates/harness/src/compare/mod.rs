@@ -1,9 +1,9 @@
 //! The comparison of modes and peers, which run as jobs in rotating [`rounds`](crate::rounds).
 //!
 //! [`rows`] makes the rows of a [`Comparison`] from the jobs' measurements. [`table`] prints them in a
-//! terminal, and [`report`] writes one HTML file; both have the same [`columns`].
-//! [`verdict`] is the conclusion in sentences, [`training`] that for steps of training. `notes` are the
-//! warnings and errors under a table, and [`charts`](crate::charts) draws. All of it is pure.
+//! terminal, and [`report`] writes one HTML file; both have the same [`columns`]. [`verdict`] writes the
+//! conclusion in sentences, and [`training`] the conclusion for training steps. `notes` are the warnings and
+//! errors under a table, and [`charts`](crate::charts) draws. All of it is pure.
 
 pub mod columns;
 pub mod environment;

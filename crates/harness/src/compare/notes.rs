@@ -4,7 +4,7 @@ use crate::compare::results::{Comparison, Outcome};
 use crate::statistics;
 use crate::text::several;
 
-/// Warnings and errors, each with its rows.
+/// Returns warnings and errors, each with the rows that have it.
 pub(super) fn notes(results: &Comparison) -> Vec<String> {
     let mut notes = Vec::new();
     let mut doubts: Vec<(String, Vec<String>)> = Vec::new();

@@ -1,5 +1,5 @@
-//! The book's page of the published figures, each beside what was measured here: `docs/published.md`. It
-//! follows from `docs/measured`, which has what the commands on the page wrote.
+//! The book's page of the published figures, each beside what was measured here: `docs/published.md`. It is
+//! made from `docs/measured`, which has the output of the commands on the page.
 
 use std::path::Path;
 
@@ -27,7 +27,8 @@ fn the_page_of_published_figures_follows_from_what_was_measured() {
     committed::keep("docs/published.md", &page);
 }
 
-/// A row for each published time, with that of as many servers on the workers' hosts, and the bounds of both.
+/// A row for each published time. Beside it is our time with the same number of servers on the workers'
+/// hosts. Each time is also divided by its bound.
 fn push_pull_table(results: &Comparison) -> String {
     let (rate, bytes) = (1.25e9, 400e6);
     let here = format!("{} at {}", format_size(results.setup.bytes as f64), results.setup.link);
@@ -51,7 +52,7 @@ fn push_pull_table(results: &Comparison) -> String {
     table(&head.map(str::to_owned), rows)
 }
 
-/// A row for each published efficiency, with that of the same servers.
+/// A row for each published efficiency, beside the efficiency that we measured with the same servers.
 fn training_table(measured: &[&Comparison]) -> String {
     let head = ["published", "images/s of a host", "efficiency", "here", "images/s of a host", "efficiency"];
     let rows = published::TRAINING.iter().map(|row| {

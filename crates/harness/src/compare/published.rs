@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct PushPull {
     pub method: &'static str,
-    /// Servers, 0 for allreduce.
+    /// The number of servers, 0 for allreduce.
     pub servers: usize,
     pub seconds: f64,
 }
@@ -26,7 +26,7 @@ pub const PUSH_PULL: [PushPull; 5] = [
 /// VGG-16 training, batch 64 on each of 8 hosts.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Training {
-    /// The variant of ours that is like it.
+    /// Our variant that does the same.
     pub variant: &'static str,
     pub method: &'static str,
     pub machines: usize,
@@ -35,11 +35,11 @@ pub struct Training {
     pub efficiency: f64,
 }
 
-/// The workers of every published run.
+/// The number of workers of every published run.
 pub const WORKERS: usize = 8;
 
-/// What one host computes for in a step: 64 images at 29.30 a second, the rate that every published row gives
-/// for one host.
+/// The computing time of one host in a step: 64 images at 29.30 images/s, which every published row gives for
+/// one host.
 pub const COMPUTE_S: f64 = 2.184;
 
 /// The images of one host in a step.

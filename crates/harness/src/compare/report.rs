@@ -32,14 +32,14 @@ pub(super) fn headline(results: &Comparison) -> String {
     format!("Allreduce or parameter servers? {what}{} on {}", setup.payload, several(setup.workers, "worker"))
 }
 
-/// Its place, in half a line.
+/// The place of the comparison, for half a line.
 pub(super) fn place(results: &Comparison) -> String {
     let setup = &results.setup;
     let rate = setup.link.bytes_per_s().map_or_else(String::new, |_| format!(", links of {}", setup.link));
     format!("{}{rate}", setup.place)
 }
 
-/// The first chart as a file of its own, for a page or a message; none if nothing was measured.
+/// The first chart as a file of its own, for a page or a message. Returns `None` if nothing was measured.
 pub fn picture(results: &Comparison) -> Result<Option<String>> {
     let setup = &results.setup;
     let Some(chart) = drawings(results).into_iter().next() else { return Ok(None) };
@@ -181,7 +181,7 @@ fn charts(results: &Comparison) -> Vec<Chart> {
         ]
     } else {
         let bound = results.rows.iter().find_map(|row| row.record()?.bound_s);
-        // Rows are measured by the way that moves the fewest bytes.
+        // Rows of a table are compared with the way that moves the fewest bytes.
         let of = if results.setup.sparse.is_some() { "servers' bound" } else { "allreduce bound" };
         let bound = bound.map(|value| (value, format!("{of} {}", format_seconds(value))));
         vec![
@@ -204,7 +204,7 @@ fn charts(results: &Comparison) -> Vec<Chart> {
                 None,
                 plain,
                 &|measured| {
-                    // Without machines to spare it would be the first chart again.
+                    // If no variant needs extra machines, this chart would repeat the first one.
                     let seconds = measured.row.per_machine_s(results.setup.workers)?;
                     results.any_needs_more().then(|| (seconds, format_seconds(seconds), Vec::new()))
                 },

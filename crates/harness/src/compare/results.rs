@@ -23,7 +23,7 @@ pub struct Comparison {
     pub setup: Setup,
     /// One row for each variant, in the order of the command line.
     pub rows: Vec<Row>,
-    /// The same variants with fewer workers, the fewest first, if that was asked for.
+    /// The same variants with fewer workers, the fewest first, if fewer workers were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scaling: Vec<ScaledRows>,
     /// The part of this machine's processor time that its hypervisor took during the measured rounds.
@@ -41,7 +41,7 @@ pub struct Setup {
     pub own_hosts: bool,
     pub workers: usize,
     pub link: LinkRate,
-    /// The workers' hosts whose links have other rates.
+    /// The workers' hosts whose links have rates other than `link`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slow_hosts: Vec<HostRate>,
     /// The racks that the hosts stand in, if there are two.
@@ -54,18 +54,18 @@ pub struct Setup {
     pub rounds: usize,
     pub iters: usize,
     pub warmup: usize,
-    /// The replayed training, if the iterations are steps of one.
+    /// The replayed training, if the iterations are training steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainSetup>,
-    /// The table, if rows of one are pushed and pulled.
+    /// The table, if rows of a table are pushed and pulled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sparse: Option<SparseSetup>,
-    /// The elements from which servers divide a key, of a model that is scaled.
+    /// With a scaled model: the number of elements from which on a key is divided among servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bigarray_bound: Option<usize>,
 }
 
-/// The rows of a smaller number of workers, with servers as many as in the others.
+/// The rows of a smaller number of workers, with the same numbers of servers as in [`Comparison::rows`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScaledRows {
     pub workers: usize,
@@ -74,7 +74,7 @@ pub struct ScaledRows {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Its name: what the command line, the table, the charts and the verdict call it.
+    /// The variant's name on the command line, in the table, in the charts and in the verdict.
     pub variant: String,
     /// The method, for programs.
     pub method: String,
@@ -97,7 +97,7 @@ pub enum Outcome {
     Measured {
         /// All rounds' samples in one record.
         record: Record,
-        /// Those that ended well: all, unless the comparison was interrupted or a round failed.
+        /// The rounds that succeeded: all, unless the comparison was interrupted or a round failed.
         rounds: Vec<JobSamples>,
         /// Why a later round failed; the variant was not run again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,14 +117,15 @@ pub enum Outcome {
 pub struct JobSamples {
     /// Counted from 1.
     pub round: usize,
-    /// Its position in the round, from 1.
+    /// The variant's position in the round, from 1.
     pub place: usize,
     pub seconds: Vec<f64>,
-    /// Of this job. The record has those of all rounds: the median processor time, and the most memory.
+    /// The costs of this job. The record has the costs of all rounds: the median processor time and the most
+    /// memory.
     #[serde(default)]
     pub usage: Usage,
-    /// The part of this machine's processor time that its hypervisor took meanwhile; `None` if the kernel
-    /// does not say.
+    /// The part of this machine's processor time that its hypervisor took during the round. `None` if the
+    /// kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
 }
@@ -169,7 +170,8 @@ impl Row {
         Some(MeasuredRow { row: self, record, summary: Summary::of(&record.seconds)? })
     }
 
-    /// The meaning of its name, for readers who know no modes; empty if the name says it.
+    /// The meaning of the variant's name, for readers who do not know the modes. Empty if the name is clear
+    /// by itself.
     pub fn words(&self) -> String {
         let servers = several(self.servers, "server");
         match self.family {
@@ -191,12 +193,12 @@ impl Row {
         rounds.iter().filter_map(|round| Some(Summary::of(&round.seconds)?.median)).collect()
     }
 
-    /// The samples' summary, if the variant was measured.
+    /// The summary of the samples, if the variant was measured.
     pub fn summary(&self) -> Option<Summary> {
         Summary::of(&self.record()?.seconds)
     }
 
-    /// Returns true if it needs machines beyond the workers' own.
+    /// Returns true if the variant needs machines beyond the workers' own.
     pub fn needs_more(&self, setup: &Setup) -> bool {
         self.machines > setup.workers
     }
@@ -213,8 +215,9 @@ impl Row {
         Some(format!("{}{}", format_size(bytes), if measured { "" } else { " *" }))
     }
 
-    /// Bytes through the busiest host, and whether they were measured. Only workers' interfaces are measured,
-    /// so with dedicated servers the bytes are computed. `None` if the workers share one machine.
+    /// Returns the bytes through the busiest host, and true if they were measured. Only workers' interfaces
+    /// are measured, so with dedicated servers the bytes are computed. `None` if the workers share one
+    /// machine.
     pub fn host_bytes(&self, own_hosts: bool) -> Option<(f64, bool)> {
         match self.record().and_then(|record| record.host_bytes) {
             Some(measured) if own_hosts && self.machines == self.record().map_or(0, |record| record.ranks) => {
@@ -234,17 +237,17 @@ pub struct MeasuredRow<'a> {
 }
 
 impl MeasuredRow<'_> {
-    /// Its time over that of `other`.
+    /// This row's time divided by the time of `other`.
     pub(super) fn ratio_to(&self, other: &MeasuredRow<'_>) -> f64 {
         self.summary.median / other.summary.median
     }
 
-    /// Returns true if their times differ.
+    /// Compares the times of the two rows.
     pub(super) fn relation(&self, other: &MeasuredRow<'_>) -> Relation {
         statistics::relation(&self.row.round_medians(), &other.row.round_medians())
     }
 
-    /// The figures of training, if steps were measured.
+    /// The figures of training, if training steps were measured.
     pub(super) fn train(&self) -> Option<Train> {
         self.record.train
     }
@@ -254,18 +257,19 @@ impl MeasuredRow<'_> {
         results.published(&self.row.variant, results.setup.workers)
     }
 
-    /// The images a second of all workers over all machines.
+    /// Images per second of all workers together, divided by the number of machines.
     pub(super) fn images_per_machine(&self, results: &Comparison) -> Option<f64> {
         Some(self.train()?.images_per_s? * results.setup.workers as f64 / self.row.machines as f64)
     }
 
-    /// The measure by which rows are ranked: the time, or for training the time of a step over its computing.
+    /// The number by which rows are ranked: the time; for training, a step's time divided by its computing
+    /// time.
     pub(super) fn rank(&self) -> f64 {
         self.train().map_or(self.summary.median, |train| 1.0 / train.efficiency)
     }
 }
 
-/// The mean part of processor time that was stolen, over all rounds of `rows`.
+/// The part of processor time that was stolen, averaged over all rounds of `rows`.
 pub fn stolen(rows: &[Row]) -> Option<f64> {
     let rounds = rows.iter().filter_map(|row| match &row.outcome {
         Outcome::Measured { rounds, .. } => Some(rounds),
@@ -296,25 +300,27 @@ impl Comparison {
         fewer.chain([(self.setup.workers, &self.rows[..])]).collect()
     }
 
-    /// The published figures of a variant with so many workers, if they can be compared.
+    /// The published figures of a variant with `workers` workers, if they can be compared with ours.
     fn published(&self, variant: &str, workers: usize) -> Option<Training> {
         let known = published::TRAINING.into_iter().find(|known| known.variant == variant);
         known.filter(|_| workers == published::WORKERS && self.is_comparable())
     }
 
-    /// Computing over the bound of an allreduce, here and in the published run, if the link is known.
+    /// The ratio of the computing time to an allreduce's bound, here and in the published run. `None` if the
+    /// link's rate is not known.
     pub(super) fn compute_over_bound(&self) -> Option<(f64, f64)> {
         let bound = cost::allreduce_bound_s(self.setup.workers, self.setup.bytes as f64, self.setup.links()?);
         Some((self.setup.train.as_ref()?.compute_s / bound, published::COMPUTE_S / published::TRAINING_BOUND_S))
     }
 
-    /// Returns true if efficiencies can be compared with the published ones, as far as is known, by the ratio
-    /// that the most workers have.
+    /// Returns true if efficiencies can be compared with the published ones: the two ratios of
+    /// [`compute_over_bound`](Self::compute_over_bound) differ by less than 2 %, or are not known.
     pub(super) fn is_comparable(&self) -> bool {
         self.compute_over_bound().is_none_or(|(here, there)| (here / there - 1.0).abs() < 0.02)
     }
 
-    /// Those of steps of training, if so many workers were among the numbers of [`counts`](Self::counts).
+    /// The published figures of training steps, if the published number of workers is one of
+    /// [`counts`](Self::counts).
     pub(super) fn published_scaling(&self, variant: &str) -> Option<Training> {
         self.setup.train.as_ref()?;
         self.counts().into_iter().find_map(|(workers, _)| self.published(variant, workers))

@@ -1,4 +1,4 @@
-//! The rows of a comparison, from what its jobs measured.
+//! The rows of a comparison, made from the measurements of its jobs.
 
 use ringpull_base::Result;
 
@@ -39,7 +39,7 @@ fn outcome(found: &RoundsOutcome, variant: Variant, job: &Job, setup: &Setup) ->
     }
 }
 
-/// What the rounds of an earlier comparison measured, as far as they are of `variants`.
+/// The measurements of an earlier comparison's rounds, for the variants in `variants`.
 pub fn measurements(rows: &[Row], variants: &[Variant]) -> Vec<Measurement> {
     let mut known = Vec::new();
     for (row, variant) in rows.iter().filter_map(|row| {
@@ -59,7 +59,7 @@ pub fn measurements(rows: &[Row], variants: &[Variant]) -> Vec<Measurement> {
     known
 }
 
-/// `failure` ended the rounds of the variant.
+/// Makes the outcome of a variant that was measured. If `failure` is given, it ended the variant's rounds.
 fn measured(
     variant: Variant,
     done: &[&Measurement],

@@ -50,7 +50,7 @@ fn rows(results: &Comparison) -> String {
     grid(head, rows.collect(), 1)
 }
 
-/// The medians of fewer workers, if they were measured; of steps of training the efficiencies, beside the
+/// The medians with fewer workers, if these were measured. For training steps, the efficiencies beside the
 /// published ones.
 fn scaling(results: &Comparison) -> Option<String> {
     let counts = results.counts();
@@ -80,7 +80,7 @@ fn scaling(results: &Comparison) -> Option<String> {
     Some(format!("\n{}", grid(head.chain(last), rows.collect(), 1)))
 }
 
-/// What the table is sorted by, and what its ratios are: the same on the page.
+/// The sentence on the table's order and ratios, which the page has too.
 pub(super) fn order(results: &Comparison) -> String {
     let (sorted, time) = match results.setup.train {
         Some(_) => ("efficiency, the highest", "step"),
@@ -92,7 +92,7 @@ pub(super) fn order(results: &Comparison) -> String {
     format!("Sorted by {sorted} first.{ratios}")
 }
 
-/// What the names of the modes with servers mean, of those that are in the table.
+/// The meaning of the modes with servers or helpers that are in the table.
 fn names(results: &Comparison) -> Option<String> {
     let explained = [
         (Family::Helped, "dist_sync_mpi:Khelpers: K more hosts that only reduce."),
@@ -104,8 +104,8 @@ fn names(results: &Comparison) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-/// From how many rounds a median is: fewer of a variant that was interrupted or failed. `None` if no round of
-/// any was finished.
+/// The number of rounds of a median, in words. A variant that was interrupted or failed has fewer rounds.
+/// `None` if no variant finished a round.
 pub(super) fn rounds(results: &Comparison) -> Option<String> {
     let counts = results.rows.iter().filter_map(|row| match &row.outcome {
         Outcome::Measured { rounds, .. } => Some(rounds.len()),
@@ -123,7 +123,7 @@ fn below(results: &Comparison) -> Vec<String> {
     lines.extend(names(results));
     if let Some(rounds) = rounds(results) {
         let counted = format!("{rounds} of {}", several(setup.iters, "iteration"));
-        lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
+        lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the interquartile range."));
     }
     if let Some((record, rows)) = results.rows.iter().find_map(|row| Some((row.record()?, row.record()?.sparse?))) {
         lines.push(rows_words(&rows, setup.workers) + ".");

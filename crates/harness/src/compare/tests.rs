@@ -1,4 +1,5 @@
-//! The table and the page of fixed results: the table against committed text, the page in a real browser.
+//! Tests the table and the page of fixed results. The table is compared with committed text; the page is
+//! opened in a real browser.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +17,7 @@ use crate::rounds::{Job, Measurement, RoundsOutcome, TrainSetup, Work};
 use crate::variant::{Peer, Variant};
 use crate::{cost, layers};
 
-/// Eight workers on links of 200 Mbit/s; seconds as such a run gives them.
+/// Results of eight workers on links of 200 Mbit/s, with seconds like those of a real run.
 fn results() -> Comparison {
     let setup = Setup {
         place: "8 emulated hosts".to_owned(),
@@ -87,7 +88,8 @@ fn results() -> Comparison {
     results
 }
 
-/// The same hosts on links of 1 Gbit/s, training: seconds of steps that compute for 2.184 s.
+/// Results of training on the same hosts with links of 1 Gbit/s: the seconds of steps that compute for 2.184
+/// s.
 fn training() -> Comparison {
     let mut results = results();
     let setup = &mut results.setup;
@@ -113,7 +115,8 @@ fn training() -> Comparison {
     results
 }
 
-/// The same with two and with four workers: an allreduce takes its bound, servers the bytes of the busiest.
+/// The results with two and with four workers too. An allreduce takes as long as its bound; servers take as
+/// long as the busiest host's bytes.
 fn scaled() -> Comparison {
     let mut results = results();
     for workers in [2, 4] {
@@ -131,7 +134,7 @@ fn scaled() -> Comparison {
     results
 }
 
-/// The training with one, two and four workers too: the fewer, the less of a step waits.
+/// The training with one, two and four workers too. With fewer workers less of a step is exposed.
 fn scaled_training() -> Comparison {
     let mut results = training();
     for workers in [1, 2, 4] {
@@ -150,7 +153,7 @@ fn scaled_training() -> Comparison {
     results
 }
 
-/// The first rounds of a comparison alone.
+/// Only the first rounds of a comparison.
 fn cut(mut results: Comparison, rounds: usize) -> Comparison {
     results.setup.rounds = rounds;
     for row in &mut results.rows {
@@ -378,7 +381,8 @@ fn the_verdict_says_whether_training_has_the_published_ratio() {
     let mut results = training();
     assert!(results.verdict.iter().any(|sentence| sentence.contains("; the order that was published")));
     assert!(results.verdict.iter().any(|sentence| sentence.ends_with("the published ratio.")), "{:?}", results.verdict);
-    // From neighbour to neighbour 1.5 %: the ends of three differ, those of two are level.
+    // Neighbours in the order differ by 1.5 %: two neighbours are level, and the first and third of three
+    // differ.
     let served = |modes: &[&str]| {
         let variants: Vec<Variant> = modes.iter().map(|mode| mode.parse().unwrap()).collect();
         let seconds = [2.190, 2.223, 2.256];
@@ -431,7 +435,7 @@ fn a_browser_draws_every_chart_without_console_messages_or_sideways_scrolling() 
     }
 }
 
-/// Shows the page in a frame of the width in question, and writes what it finds into its own title.
+/// A page that shows the report in a frame of the tested width, and writes its findings into its own title.
 const PROBE: &str = r#"<!doctype html><title>nothing</title>
 <iframe id="page" src="PAGE.html" style="width:WIDTHpx;height:3000px;border:0"></iframe>
 <script>
@@ -466,7 +470,7 @@ fn runs(program: &str) -> bool {
 
 fn browser(chromium: &str, folder: &Path, page: &Path) -> std::process::Output {
     let profile: PathBuf = folder.join("profile");
-    // `timeout` ends the browser and what it started, should it hang.
+    // If the browser hangs, `timeout` ends it with all processes that it started.
     Command::new("timeout")
         .args(["60", chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-quic"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])

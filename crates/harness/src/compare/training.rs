@@ -5,7 +5,7 @@ use crate::compare::results::{Comparison, MeasuredRow};
 use crate::cost;
 use crate::statistics::Relation;
 
-/// The seconds that a step computes at the published ratio of computing to traffic.
+/// The seconds for which a step computes at the published ratio of computing to traffic.
 pub fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
     published::COMPUTE_S * cost::allreduce_bound_s(workers, bytes, link_bytes_per_s) / published::TRAINING_BOUND_S
 }
@@ -25,7 +25,7 @@ fn ratio_words(results: &Comparison) -> Option<String> {
     ))
 }
 
-/// The sentences about `ranking` beside what was published, the most important first.
+/// The sentences that compare `ranking` with the published figures, the most important first.
 pub(super) fn sentences(results: &Comparison, ranking: &[MeasuredRow<'_>]) -> Vec<String> {
     let own = ranking.iter().find(|measured| measured.row.variant == "dist_sync_mpi");
     let reached = own.and_then(|own| {
@@ -38,7 +38,7 @@ pub(super) fn sentences(results: &Comparison, ranking: &[MeasuredRow<'_>]) -> Ve
     [reached, order_words(results, ranking), ratio_words(results)].into_iter().flatten().collect()
 }
 
-/// Returns true if the rows with servers have the published order, as far as they differ.
+/// The sentence that says if the rows with servers have the published order, as far as they differ.
 fn order_words(results: &Comparison, ranking: &[MeasuredRow<'_>]) -> Option<String> {
     let served = ranking.iter().filter(|measured| measured.row.servers > 0);
     let served: Vec<(&MeasuredRow<'_>, f64)> =

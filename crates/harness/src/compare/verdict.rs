@@ -1,5 +1,5 @@
-//! The conclusion in a few sentences, which follow from the samples alone. It leads with the reader's own
-//! machines, and then says what more of them would bring.
+//! The conclusion in a few sentences, which follow from the samples alone. The first is about the reader's
+//! own machines, the next about the gain by more machines.
 
 use crate::compare::columns::ratio;
 use crate::compare::results::{Comparison, MeasuredRow, Row};
@@ -32,7 +32,7 @@ pub fn sentences(results: &Comparison) -> Vec<String> {
     said
 }
 
-/// The best on the machines that the workers need anyway, and what no difference to it was found for.
+/// The best variant on the machines that the workers need anyway, and the variants that may be as fast.
 fn own_machines(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &Comparison) -> String {
     let setup = &results.setup;
     let place = match (setup.own_hosts, setup.is_emulated()) {
@@ -53,7 +53,7 @@ fn own_machines(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &C
     format!("{place}: {}, {}{what}{efficiency}{level}{alone}.", home.row.variant, format_seconds(home.summary.median))
 }
 
-/// What machines beyond the workers' own bring, and cost.
+/// The gain and the cost of machines beyond the workers' own.
 fn more_machines(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &Comparison) -> Option<String> {
     let setup = &results.setup;
     let best = ranking.iter().find(|it| it.row.needs_more(setup) && it.row.family != Family::Compressed)?;
@@ -89,16 +89,17 @@ fn more_machines(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &
     })
 }
 
-/// That differences cannot be told from noise, if that is so for all.
+/// A sentence if there are too few rounds to tell any difference from noise.
 fn few_rounds(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>]) -> Option<String> {
     let mut others = ranking.iter().filter(|it| it.row.variant != home.row.variant).peekable();
     others.peek()?;
     others.all(|it| it.relation(home) == Relation::TooFewRounds).then(|| {
-        format!("So few rounds cannot tell a difference from noise: --rounds {FEWEST_ROUNDS} is the least that can.")
+        format!("These rounds are too few to tell a difference from noise: give --rounds {FEWEST_ROUNDS} or more.")
     })
 }
 
-/// Why servers on the workers' hosts are at best level with an allreduce.
+/// The distance of the best variant from an allreduce's bound. If there is a server on every worker's host,
+/// also the reason why they are at best as fast as an allreduce.
 fn same_bound(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &Comparison) -> Option<String> {
     if results.setup.sparse.is_some() {
         return rows_bound(ranking);
@@ -119,7 +120,7 @@ fn same_bound(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &Com
     ))
 }
 
-/// How far the best is from the least that rows cost on the workers' hosts alone.
+/// The ratio of our best time to the least time of its way to move rows.
 fn rows_bound(ranking: &[MeasuredRow<'_>]) -> Option<String> {
     let best = ranking.iter().find(|it| it.row.family != Family::Peer)?;
     let own = best.record.ratio_to_mode_bound?;
@@ -147,7 +148,7 @@ fn against_mxnet(results: &Comparison) -> Option<String> {
     Some(format!("MXNet's own servers, in the time of ours in the same place: {pairs}."))
 }
 
-/// The texts of the rows that have one.
+/// The texts that `words` returns for rows, joined. `None` if no row has a text.
 fn pairs(results: &Comparison, words: impl Fn(&Row) -> Option<String>) -> Option<String> {
     let pairs: Vec<String> = results.rows.iter().filter_map(words).collect();
     (!pairs.is_empty()).then(|| pairs.join(", "))

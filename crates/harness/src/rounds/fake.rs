@@ -10,8 +10,8 @@ use crate::record::Record;
 use crate::usage::Usage;
 use crate::variant::{Peer, Variant};
 
-/// Ours takes a nanosecond per byte, on MPICH half of that; peers take twice as long. Horovod is missing,
-/// `openmpi:4` fails on 3 ranks, and `dist_sync:1shared` in its second job.
+/// Our variants take a nanosecond per byte, on MPICH half a nanosecond; peers take two. Horovod is missing.
+/// `openmpi:4` fails on 3 ranks, and `dist_sync:1shared` fails in its second job.
 #[derive(Debug, Default)]
 pub struct Fake {
     /// The variants that were started, with the number of ranks.
@@ -72,7 +72,7 @@ impl JobRunner for Fake {
                 bytes: bytes as u64,
                 seconds: vec![factor * bytes as f64 * Self::SECONDS_A_BYTE; job.iters],
                 host_bytes: Some(6100),
-                // The second job takes most memory, the last most time.
+                // The second job takes the most memory, and the last job the most time.
                 usage: Usage {
                     cpu_s_per_gb: Some(self.jobs.len() as f64),
                     waiting_cpu: None,

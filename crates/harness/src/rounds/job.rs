@@ -1,4 +1,4 @@
-//! What one job measures.
+//! The work that one job measures.
 
 use ringpull_workload::models::ModelKey;
 use ringpull_workload::sparse::SparseSetup;
@@ -25,7 +25,7 @@ pub enum Work {
     Keys {
         /// The keys, in forward order.
         keys: Vec<ModelKey>,
-        /// The arguments of `ringpull bench` that name them, such as `--sizes 25000000`.
+        /// The arguments of `ringpull bench` that name the keys, such as `--sizes 25000000`.
         named: Vec<String>,
     },
     /// Push and pull of rows of a table.
@@ -56,7 +56,7 @@ impl Job {
         }
     }
 
-    /// The payload bytes of each of its records.
+    /// The payload bytes of each record of the job.
     pub fn payloads(&self) -> Vec<usize> {
         match &self.work {
             Work::Buffers(sizes) => sizes.clone(),

@@ -1,10 +1,10 @@
 //! Jobs in rotating rounds, for `compare` and `sweep`.
 //!
 //! Every variant is a separate job, started again in every round. Round `r` begins with variant `r`, so that
-//! drift on the machine affects all variants equally. A variant still follows the same other one in nearly
-//! every round, so a wait before each job lets the effects of the last one end.
+//! drift on the machine affects all variants equally. Nearly every variant still follows the same other
+//! variant in every round. So a wait before each job lets the effects of the last job end.
 //!
-//! [`job`] is what a job measures. A [`JobRunner`] starts it; [`peers`] are the programs of others.
+//! [`job`] is the work that a job measures. A [`JobRunner`] starts it; [`peers`] are the programs of others.
 
 #[cfg(test)]
 pub mod fake;
@@ -26,10 +26,10 @@ use crate::variant::Variant;
 
 /// Starts jobs. One implementation starts processes; the tests have another.
 pub trait JobRunner {
-    /// How to install what the variant needs, if it is missing.
+    /// Returns the command that installs the variant's program, if the program is missing.
     fn missing(&mut self, variant: Variant) -> Option<String>;
 
-    /// What this machine's processors have done so far, if it is known.
+    /// The work of this machine's processors so far, if it is known.
     fn processor_time(&mut self) -> Option<ProcessorTime>;
 
     /// Waits until the last job, which took `last_job`, no longer slows down the machine.
@@ -38,7 +38,7 @@ pub trait JobRunner {
     /// The signal that asked for an end, if one came.
     fn interrupted(&self) -> Option<i32>;
 
-    /// Runs one job to its end and gives the records that its rank 0 printed.
+    /// Runs one job to its end and returns the records that its rank 0 printed.
     fn run(&mut self, variant: Variant, job: &Job) -> Result<Vec<Record>>;
 }
 
@@ -48,10 +48,10 @@ pub struct Measurement {
     pub variant: Variant,
     /// The round, counted from 1.
     pub round: usize,
-    /// Its position in the round, from 1.
+    /// The job's position in the round, from 1.
     pub place: usize,
     pub record: Record,
-    /// The part of this machine's processor time that its hypervisor took meanwhile.
+    /// The part of this machine's processor time that its hypervisor took during the job.
     pub stolen: Option<f64>,
 }
 
@@ -84,9 +84,9 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     (0..count).map(|place| (place + round) % count).collect()
 }
 
-/// Runs every variant with each of the jobs of every round, but for what is `known` from an earlier run. A
-/// variant that fails is not run again with the same number of ranks; the others go on. A signal ends the
-/// rounds, and what was measured until then stays.
+/// Runs every variant with each job of every round, except for measurements that are `known` from an earlier
+/// run. A variant that fails is not run again with the same number of ranks; the others go on. A signal ends
+/// the rounds, and the measurements until then are kept.
 pub fn run(
     runner: &mut dyn JobRunner,
     variants: &[Variant],
@@ -128,7 +128,7 @@ pub fn run(
                         let of = |record| Measurement { variant, round, place, record, stolen };
                         found.done.extend(records.into_iter().map(of));
                     }
-                    // It failed because it was ended.
+                    // The job failed because the signal ended it.
                     Err(_) if runner.interrupted().is_some() => {}
                     Err(error) => found.failed.push((variant, job.ranks, error)),
                 }
@@ -142,7 +142,7 @@ pub fn run(
     found
 }
 
-/// The records, if they are those of the job.
+/// Returns the records if they are the ones that the job was to give, else an error.
 fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Record>> {
     let sizes: Vec<usize> = records.iter().map(|record| record.bytes as usize).collect();
     let payloads = job.payloads();
@@ -169,7 +169,7 @@ impl RoundsOutcome {
         })
     }
 
-    /// The hosts of a job of so many ranks, as the ranks of ours describe them.
+    /// The hosts of a job of `ranks` ranks, as the ranks of our own variants describe them.
     pub fn machines(&self, ranks: usize) -> Vec<Hosts> {
         let mut records = self.done.iter().map(|done| &done.record).filter(|record| record.ranks == ranks);
         records.find(|record| !record.machines.is_empty()).map(|record| record.machines.clone()).unwrap_or_default()

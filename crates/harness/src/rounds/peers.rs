@@ -1,7 +1,8 @@
-//! The programs of others: whether they are installed, and our scripts that measure them.
+//! The programs of others: the check that they are installed, and our scripts that measure them.
 //!
 //! This program contains the scripts. They run with the Python of `.venv-peers`, which `scripts/peers/setup`
-//! creates. It is searched in the working folder, beside this program, and in all folders above these.
+//! creates. `.venv-peers` is searched in the working folder, beside this program, and in all folders above
+//! these two.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ struct Package {
 }
 
 fn package(peer: Peer) -> Option<Package> {
-    // Each script begins with what they have in common.
+    // Each script begins with the code that all scripts share.
     let mxnet_pushpull = concat!(include_str!("../../peers/replay.py"), include_str!("../../peers/mxnet_pushpull.py"));
     let allreduce = concat!(include_str!("../../peers/replay.py"), include_str!("../../peers/allreduce.py"));
     let (module, install, script, arguments): (_, _, _, &[&str]) = match peer {
@@ -43,7 +44,7 @@ fn package(peer: Peer) -> Option<Package> {
 pub fn missing(peer: Peer) -> Option<String> {
     let package = package(peer)?;
     let present = python().is_some_and(|python| {
-        // Not imported: with a role in its environment MXNet would start serving.
+        // MXNet is not imported: with a role in its environment it would start to serve.
         let find =
             format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{}') is None)", package.module);
         let found = Command::new(python).args(["-c", &find]).stdin(Stdio::null()).stderr(Stdio::null()).status();
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
     use crate::record::Record;
 
-    /// The script of a peer whose job has one rank, which needs no sums.
+    /// The script of a peer whose job has a single rank, so that no sums are needed.
     const ALONE: &str = "
 import argparse, json
 class Alone:

@@ -1,9 +1,9 @@
 //! The sweep: our allreduce compared with others for every number of ranks and size, in rotating rounds.
 //!
-//! A job measures many sizes, since its start takes longer than most of them. Short payloads have more
-//! rounds: their times depend mostly on where the operating system places a job's ranks. For the same reason
-//! a time is the median of the jobs' medians, and the noise is the difference between jobs. [`page`] writes
-//! the results of sweeps as one Markdown page.
+//! A job measures many sizes, because its start takes longer than most of the measurements. Short payloads
+//! have more rounds, because their times depend mostly on where the operating system places a job's ranks.
+//! For the same reason a time is the median of the jobs' medians, and the noise is the difference between
+//! jobs. [`page`] writes the results of sweeps as one Markdown page.
 
 pub mod page;
 
@@ -20,7 +20,7 @@ use crate::statistics::Summary;
 use crate::text::several;
 use crate::variant::Variant;
 
-/// Payloads up to here are measured many times in a job, longer ones a few times.
+/// The largest payload that is measured many times in a job. Longer payloads are measured a few times.
 pub const SHORT_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub struct SweepPlan {
     pub sizes: Vec<usize>,
     /// Rounds of payloads longer than [`SHORT_BYTES`].
     pub rounds: usize,
-    /// Their measured iterations, in one job.
+    /// Measured iterations of these longer payloads in one job.
     #[serde(alias = "long_iters")]
     pub iters: usize,
 }
@@ -43,12 +43,12 @@ impl SweepPlan {
         if bytes <= SHORT_BYTES { 2 * self.rounds } else { self.rounds }
     }
 
-    /// Their measured iterations in each job.
+    /// Measured iterations of payloads of `bytes` bytes in each job.
     pub fn iters_of(&self, bytes: usize) -> usize {
         if bytes <= SHORT_BYTES { 10 * self.iters } else { self.iters }
     }
 
-    /// A record with the median of each job in place of its samples.
+    /// Makes the times of a record, with the median of each job in place of its samples.
     fn of_jobs(&self, record: Record) -> JobTimes {
         let Record { mode, ranks, bytes, bound_s, .. } = record;
         let seconds = medians(&record.seconds, self.iters_of(bytes as usize).max(1));
@@ -68,7 +68,7 @@ impl SweepPlan {
     }
 }
 
-/// The median of each job of this many samples.
+/// The median of each job, where `seconds` holds `of_job` samples for each job in turn.
 fn medians(seconds: &[f64], of_job: usize) -> Vec<f64> {
     seconds.chunks(of_job).filter_map(|seconds| Some(Summary::of(seconds)?.median)).collect()
 }
@@ -102,7 +102,7 @@ pub struct Sweep {
     pub missing: Vec<String>,
 }
 
-/// Runs every contender in every round, on hosts of their own or as processes of one machine.
+/// Runs every contender in every round. Ranks have hosts of their own, or are processes of one machine.
 pub fn run(
     runner: &mut dyn JobRunner,
     contenders: &[Variant],

@@ -8,7 +8,7 @@ use crate::statistics::{RESOLUTION, Summary};
 use crate::text::{format_seconds, several};
 use crate::variant::{Peer, Variant};
 
-/// Up to this size messages and processors limit the time more than the link.
+/// Up to this size the time is limited more by messages and processors than by the link.
 const LATENCY_BYTES: u64 = 1 << 16;
 
 fn ours() -> Variant {
@@ -20,34 +20,34 @@ fn beside() -> [Variant; 2] {
     [Variant::ours_on_mpich(), Variant::theirs(Peer::Mpi, Mode::Allreduce)]
 }
 
-/// Ours and the best of the others, for one number of ranks and one size.
+/// Our times and those of the best other, for one number of ranks and one size.
 struct Match<'a> {
     ours: &'a JobTimes,
     summary: Summary,
-    /// Of [`beside`].
+    /// The times of the variants of [`beside`].
     beside: [Option<Summary>; 2],
     best: &'a JobTimes,
     best_summary: Summary,
 }
 
 impl Match<'_> {
-    /// The time of the best of the others, in ours.
+    /// The time of the best other divided by our time.
     fn gain(&self) -> f64 {
         self.best_summary.median / self.summary.median
     }
 
-    /// Our time over the bound, except for short payloads, since the burst of an idle link carries much of
-    /// them.
+    /// Our time divided by the bound. `None` for short payloads, because the burst of an idle link carries
+    /// much of them.
     fn of_bound(&self) -> Option<f64> {
         Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > SHORT_BYTES as u64)?)
     }
 
-    /// Returns true if the best of the others takes less time.
+    /// Returns true if the best other takes less time than ours.
     fn is_behind(&self) -> bool {
         self.gain() < 1.0 - RESOLUTION
     }
 
-    /// Returns true if it does so in each of its jobs.
+    /// Returns true if the best other takes less time than ours in each of its jobs.
     fn is_lost(&self) -> bool {
         self.is_behind() && self.best_summary.max < self.summary.min
     }
@@ -59,15 +59,15 @@ pub fn render(sweeps: &[Sweep]) -> String {
         `ringpull compare --sizes` wrote this page from the JSON files beside it. Each command is the one of its day: a later build \
         may have other options. Every sum of every sample was checked, and ours is `auto`, with nothing set by hand.\n\n\
         - A time runs from a barrier to the end of the slowest rank. It is the median of the jobs' medians. The spread behind it is half \
-        the distance between the quartiles; where that is wide, the quartiles themselves stand there.\n\
+        of their interquartile range; if that is 20 % or more, the quartiles are given instead.\n\
         - The ratio is the best other's time over ours: above 1 ours is faster. The best other is picked in each row, after the fact.\n\
         - *(lost)* marks a row where each job of another took less time than any of ours, and the medians differ by more than 2 %. By \
-        chance alone this happens once in 70 times with four jobs each, and once in 6 times with two.\n\
+        chance alone, each job of another takes less time once in 70 times with four jobs each, and once in 6 times with two.\n\
         - The bound counts bytes on the links. Up to 1 MiB it is left out: the first burst of a link carries much of such a payload.\n\
-        - With a rest before each iteration the shaper of a link has always saved up the same burst. Without a rest, a slow barrier \
-        would make the next sum look fast.\n\
-        - Ranks share the cores of one machine, emulated hosts too. A program that polls without yielding loses by that alone where \
-        payloads are short.\n"
+        - Before each iteration there is a rest, so the shaper of a link has always saved up the same burst. Without a rest, a slow \
+        barrier would make the next sum look fast.\n\
+        - Ranks share the cores of one machine, emulated hosts too. With short payloads, a program that polls without yielding loses for \
+        that reason alone.\n"
         .to_owned();
     for sweep in sweeps {
         section(&mut page, sweep);
@@ -128,7 +128,7 @@ fn section(page: &mut String, sweep: &Sweep) {
     }
 }
 
-/// How often everything was measured.
+/// The number of rounds and iterations, in words.
 fn samples(plan: &SweepPlan) -> String {
     let (short, long): (Vec<usize>, Vec<usize>) = plan.sizes.iter().partition(|bytes| **bytes <= SHORT_BYTES);
     let limit = format_payload(SHORT_BYTES as u64);
@@ -143,7 +143,7 @@ fn samples(plan: &SweepPlan) -> String {
 }
 
 fn time(summary: &Summary) -> String {
-    /// With a larger spread the quarter points are printed instead.
+    /// With a larger spread the quartiles are printed instead.
     const WIDE: f64 = 0.2;
     let (median, spread) = (format_seconds(summary.median), summary.relative_spread());
     if spread < WIDE {
@@ -189,7 +189,7 @@ fn verdict(matches: &[Match]) -> String {
     }
     let logs: f64 = matches.iter().map(|of| of.gain().ln()).sum();
     let mut text = format!(
-        "Over {} of ranks and size, against the best of the others in each: geometric mean {:.2}x; the best is ahead in {}, {} of them lost.\n",
+        "In {} of ranks and size, the best other takes {:.2}x our time (geometric mean). It takes less time than ours in {}; {} of these count as lost.\n",
         several(matches.len(), "combination"),
         (logs / matches.len() as f64).exp(),
         matches.iter().filter(|of| of.is_behind()).count(),
@@ -199,7 +199,7 @@ fn verdict(matches: &[Match]) -> String {
     let bounded = bounded.filter_map(|of| Some((of, of.of_bound()?)));
     if let Some((worst, ratio)) = bounded.max_by(|a, b| a.1.total_cmp(&b.1)) {
         text.extend([format!(
-            "Of payloads from 25 MB on the farthest from the bound is {} on {}: {:.3} of it.\n",
+            "Among payloads of 25 MB and more, {} on {} is farthest from the bound: {:.3} times the bound.\n",
             format_payload(worst.ours.bytes),
             several(worst.ours.ranks, "rank"),
             ratio
@@ -208,8 +208,8 @@ fn verdict(matches: &[Match]) -> String {
     text
 }
 
-/// The geometric mean of each other's time over ours: the gain over a program that uses one of them for all
-/// sizes.
+/// For each other, the geometric mean of its time divided by our time: our gain over a program that uses this
+/// other for all sizes.
 fn against_each(sweep: &Sweep) -> String {
     let own = |of: &JobTimes| {
         let alike = |it: &&JobTimes| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());
@@ -251,7 +251,7 @@ mod tests {
             "## 3 emulated hosts, links of 1gbit",
             "4 rounds of 10 iterations up to 1 MiB, 2 rounds of 1 iteration beyond 1 MiB, each after 2 ms of rest, ",
             "ringpull compare --hosts 3",
-            "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x; the best is ahead in 0, 0 of them lost.",
+            "In 6 combinations of ranks and size, the best other takes 2.00x our time (geometric mean). It takes less time than ours in 0; 0 of these count as lost.",
             "| 2 ranks | ours | of the bound | ours on MPICH | MPI_Allreduce | best other |",
             "| 1 MiB | 1.05 ms +-0 % | - | 524 us +-0 % | 2.10 ms +-0 % |",
             "| 10 MB | 10.0 ms +-0 % | 0.125 | 5.00 ms +-0 % | 20.0 ms +-0 % |",
@@ -271,7 +271,7 @@ mod tests {
             }
         }
         let page = render(&[results]);
-        assert!(page.contains("0.20 (lost)") && page.contains("ahead in 1, 1 of them lost."), "{page}");
+        assert!(page.contains("0.20 (lost)") && page.contains("than ours in 1; 1 of these count as lost."), "{page}");
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
             }
         }
         let page = render(&[results]);
-        assert!(page.contains("0.20 |") && page.contains("ahead in 1, 0 of them lost."), "{page}");
+        assert!(page.contains("0.20 |") && page.contains("than ours in 1; 0 of these count as lost."), "{page}");
     }
 
     #[test]

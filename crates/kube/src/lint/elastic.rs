@@ -1,5 +1,5 @@
-//! Checks that an elastic job can go on when pods are lost: it needs a launcher that starts with the workers
-//! that are there and that another one can replace, workers that come back, and memory for its commits.
+//! Checks that an elastic job can go on when pods are lost. Its launcher must start with the workers that
+//! run, and must be replaced if it is lost. Its workers must start again, and need memory for the commits.
 
 use super::Findings;
 use super::job::MpiJobSpec;

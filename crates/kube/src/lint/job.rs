@@ -17,7 +17,7 @@ pub(super) struct Job<'a> {
 /// A role, with the container that the operator works on.
 #[derive(Debug, Clone)]
 pub(super) struct RoleView<'a> {
-    /// The place of its number and its restart policy.
+    /// The object that has the role's `replicas` and restart policy.
     pub(super) replica: Node<'a>,
     pub(super) template: Node<'a>,
     pub(super) pod: Node<'a>,
@@ -32,7 +32,7 @@ pub(super) struct MpiJobSpec<'a> {
     pub(super) launcher: RoleView<'a>,
     pub(super) worker: RoleView<'a>,
     pub(super) slots: Node<'a>,
-    /// The folder of the key.
+    /// The folder of the ssh key.
     pub(super) key: Node<'a>,
     pub(super) launcher_works: bool,
     pub(super) implementation: &'a str,
@@ -52,7 +52,7 @@ pub(super) fn is_of(trainjob: &Node, runtime: &Node) -> bool {
         && runtime.get("kind").text().is_some_and(|kind| kind.ends_with("TrainingRuntime"))
 }
 
-/// The label of the jobs of a runtime that get the trainer of a TrainJob.
+/// The label that marks the jobs of a runtime that get the trainer settings of a TrainJob.
 const STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
 
 /// Returns true if a job of a runtime gets the settings of a TrainJob's trainer.
@@ -60,8 +60,8 @@ pub(super) fn is_trainer(job: &Value) -> bool {
     job["template"]["metadata"]["labels"][STEP] == "trainer"
 }
 
-/// The runtime as this TrainJob runs it: the trainer's image, words and variables in the containers `node` of
-/// the jobs with the label.
+/// Returns the runtime with the settings of this TrainJob merged in. The containers `node` of the jobs with
+/// the label [`STEP`] get the trainer's image, words and variables.
 pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
     let mut whole = runtime.clone();
     let trainer = &trainjob["spec"]["trainer"];
@@ -89,7 +89,8 @@ pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
     whole
 }
 
-/// Returns the TrainJob's path of the value that its trainer has put at this path of the joined runtime.
+/// `path` is a path in the runtime after the TrainJob was merged in ([`joined`]). If the TrainJob's trainer
+/// put the value there, returns the path of this value in the TrainJob.
 pub(super) fn in_trainer(path: &str, runtime: &Node, trainjob: &Node) -> Option<String> {
     let (pod, rest) = path.split_once(".template.spec.template.spec.containers[")?;
     let (container, rest) = rest.split_once("].")?;
@@ -146,7 +147,7 @@ impl<'a> Job<'a> {
 }
 
 impl<'a> MpiJobSpec<'a> {
-    /// Nothing if MPI does not run it.
+    /// Reads a job. Returns `None` if MPI does not run it.
     pub(super) fn of(job: &Job<'a>) -> Option<Self> {
         let spec = job.spec.clone();
         let absent = |path: &str| {
@@ -166,7 +167,7 @@ impl<'a> MpiJobSpec<'a> {
                 key: spec.get("sshAuthMountPath"),
                 launcher_works: spec.get("runLauncherAsWorker").is_true(),
                 implementation: spec.get("mpiImplementation").text().unwrap_or("OpenMPI"),
-                // Every value but AtStartup means that.
+                // Every value except AtStartup means that the launcher waits.
                 waits_for_workers: spec
                     .get("launcherCreationPolicy")
                     .text()
@@ -233,7 +234,8 @@ impl<'a> MpiJobSpec<'a> {
         self.key.text().unwrap_or("/root/.ssh").trim_end_matches('/')
     }
 
-    /// Returns the user of a role: the pod's, or root if the key is in root's folder. Else the image decides.
+    /// Returns the user of a role: the user that the pod names, or root if the key is in root's folder.
+    /// Returns `None` if the image decides.
     pub(super) fn user(&self, role: &RoleView) -> Option<i64> {
         role.user().or_else(|| (self.key_folder() == "/root/.ssh").then_some(0))
     }
@@ -249,7 +251,7 @@ impl<'a> RoleView<'a> {
         RoleView { replica, template, pod, container }
     }
 
-    /// The user that the container is to run as, if the pod says so.
+    /// The user that the container is to run as, if the pod names one.
     pub(super) fn user(&self) -> Option<i64> {
         let own = self.container.down("securityContext.runAsUser").number();
         own.or_else(|| self.pod.down("securityContext.runAsUser").number())
@@ -259,7 +261,7 @@ impl<'a> RoleView<'a> {
         self.pod.down("securityContext.fsGroup").number()
     }
 
-    /// The words of the container, with scripts as they are.
+    /// The words of the container, with each script as one word.
     pub(super) fn raw_words(&self) -> Vec<String> {
         let all = [self.container.get("command").words(), self.container.get("args").words()].concat();
         all.into_iter().map(str::to_owned).collect()
@@ -315,7 +317,7 @@ impl<'a> RoleView<'a> {
         mounts.into_iter().find(|mount| mount.get("name").text() == Some(volume))
     }
 
-    /// The first of the container's GPUs, and how many.
+    /// The container's first GPU resource: its name, its place and its count.
     pub(super) fn gpu(&self) -> Option<(&'a str, Node<'a>, i64)> {
         let limits = self.container.down("resources.limits").fields();
         limits.into_iter().find(|(name, _)| name.ends_with("/gpu")).map(|(name, at)| {

@@ -1,11 +1,11 @@
-//! The command line of `mpirun`: how many ranks it starts and where, what their environment is, and whether
-//! their hosts are ready.
+//! The command line of `mpirun`: the number and place of the ranks that it starts, their environment, and the
+//! readiness of their hosts.
 
 use super::Findings;
 use super::job::{MpiJobSpec, RoleView};
 use crate::command::is_mpirun;
 
-/// Variables that the operator sets itself, after the user's.
+/// Variables that the operator sets itself, after the user's variables.
 const OPERATORS: [&str; 9] = [
     "K_MPI_JOB_ROLE",
     "OMPI_MCA_orte_keep_fqdn_hostnames",
@@ -40,7 +40,7 @@ fn has(words: &[String], options: &[&str]) -> bool {
 
 fn ranks(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
-    // The ranks of several programs add up.
+    // With several programs in one command their numbers of ranks add up.
     let counts = words.windows(2).filter_map(|pair| match pair[0].split_once('=') {
         Some(("--np" | "--n", count)) => Some(count.to_owned()),
         _ if ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()) => Some(pair[1].clone()),
@@ -74,8 +74,8 @@ fn ranks(job: &MpiJobSpec, findings: &mut Findings) {
     }
 }
 
-/// A word of a script after its shell, or Kubernetes, has put in a variable of the container; nothing if the
-/// value is not known here.
+/// A word of a script in which the shell, or Kubernetes, has replaced a variable by the container's value.
+/// `None` if the value is not known here.
 fn expanded(word: &str, role: &RoleView) -> Option<String> {
     let word = word.trim_matches(['"', '\'']);
     let Some(rest) = word.strip_prefix('$') else { return Some(word.to_owned()) };
@@ -87,7 +87,7 @@ fn expanded(word: &str, role: &RoleView) -> Option<String> {
         "" => None,
         _ => Some(default.strip_prefix(":-").or_else(|| default.strip_prefix('-'))?.to_owned()),
     };
-    // What the script itself sets counts first.
+    // A variable that the script itself sets comes first.
     let script = role.words();
     let own = script.iter().rev().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     let own = own.map(|value| value.trim_matches(['"', '\'', ';']).to_owned());
@@ -130,8 +130,8 @@ fn open_mpi_5(job: &MpiJobSpec, findings: &mut Findings) {
     }
 }
 
-/// The operator's own images are on Debian trixie since v0.7.0. Other tags of that name are older, or do not
-/// stay with one image.
+/// The operator's own images are on Debian trixie since v0.7.0. Other tags of that image are older, or move
+/// from one image to another.
 fn brings_open_mpi_5(image: &str) -> bool {
     let Some((_, rest)) = image.split_once("mpioperator/") else { return false };
     let (name, tag) = rest.split_once(':').unwrap_or((rest, ""));
@@ -183,8 +183,8 @@ fn readiness(job: &MpiJobSpec, findings: &mut Findings) {
         return;
     }
     let probe = job.worker.container.get("readinessProbe");
-    // The operator makes the launcher's Job of a suspended job at once, and when it goes on the launcher starts
-    // together with the workers.
+    // For a suspended job the operator creates the launcher's Job at once. When the job is resumed, the
+    // launcher starts together with the workers.
     let late = !job.is_runtime && job.begins_suspended();
     let waits = job.waits_for_workers;
     // An entrypoint can wait for the workers, and ours does; a command cannot.

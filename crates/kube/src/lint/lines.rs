@@ -6,7 +6,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-/// The lines of the values of a document. A field is where its name is, an element where it begins.
+/// The lines of the values of a document. The line of a field is the line of its name, and that of an element
+/// is its first line.
 #[derive(Debug, Clone, Default)]
 enum Place {
     Fields(Vec<(Spanned<String>, Place)>),
@@ -20,13 +21,13 @@ enum Place {
 pub(super) struct SourceLines(Vec<Spanned<Place>>);
 
 impl SourceLines {
-    /// The lines of a text that can be read.
+    /// Finds the lines of a text that is valid YAML.
     pub(super) fn of(text: &str) -> SourceLines {
         SourceLines(serde_saphyr::from_multiple(text).unwrap_or_default())
     }
 
-    /// Returns the line of a path in a document, both as a finding has them; for a missing value the line of
-    /// its parent.
+    /// Returns the line of a path in a document. The arguments are the document's number and the path of a
+    /// finding. For a missing value it returns the line of the parent.
     pub(super) fn line(&self, document: usize, path: &str) -> u64 {
         let Some(document) = document.checked_sub(1).and_then(|at| self.0.get(at)) else { return 1 };
         let (mut line, mut place, mut rest) = (line_of(document.referenced), &document.value, path);
@@ -38,7 +39,7 @@ impl SourceLines {
                         let is_whole = after.is_empty() || after.starts_with(['.', '[']);
                         is_whole.then_some((name.referenced, value, after.strip_prefix('.').unwrap_or(after)))
                     });
-                    // Names may have dots.
+                    // Names may contain dots.
                     found.min_by_key(|(.., after)| after.len())
                 }
                 Place::Items(items) => {

@@ -1,13 +1,14 @@
 //! The linter of jobs: it finds faults before a job runs, and names the fix.
 //!
 //! First each object is compared with the schema of its kind; then the rules of [`rules`] are tried on it.
-//! - `node`: a value of a document, with its path; `lines`: where that is in the text; `job`: the jobs as the
-//!   rules see them;
-//! - `structure`: what the operators refuse or silently ignore; `ssh`: users, keys and their modes, sshd;
-//! - `launcher`: the command line of `mpirun`; `mpi`: whether it is that of the right MPI;
-//! - `elastic`: what a job needs that goes on when pods are lost;
+//! - `node`: a value of a document, with its path; `lines`: the line of a value in the text; `job`: the jobs
+//!   as the rules see them;
+//! - `structure`: settings that the operators refuse or silently ignore; `ssh`: users, keys and their modes,
+//!   sshd;
+//! - `launcher`: the command line of `mpirun`; `mpi`: checks that it is a command line of the right MPI;
+//! - `elastic`: the needs of a job that goes on when pods are lost;
 //! - `store`: the kind of store and its servers; `pods`: devices, memory, volumes, network;
-//! - `trainer`: what a TrainJob changes of its runtime.
+//! - `trainer`: the changes of a TrainJob to its runtime.
 
 mod elastic;
 mod job;
@@ -41,11 +42,11 @@ pub struct Finding {
     pub rule: &'static str,
     /// The place: the number of the document, counted from 1, and the path in it.
     pub at: String,
-    /// The line of that in the text, counted from 1.
+    /// The line of this place in the text, counted from 1.
     pub line: u64,
     /// The fault.
     pub what: String,
-    /// The change that mends it, in a line.
+    /// The change that mends the fault, in one line.
     pub fix: String,
 }
 
@@ -58,7 +59,7 @@ struct Findings {
 }
 
 impl Findings {
-    /// A finding of the rule of this name, which `rules` must have.
+    /// Adds a finding of the rule of this name. `rules` must have this rule.
     fn add(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
         let level = rules::rule_of(rule).map_or(LintLevel::Error, |rule| rule.level);
         let line = self.lines.line(self.document, &at.path);
@@ -68,8 +69,8 @@ impl Findings {
 }
 
 impl Findings {
-    /// Moves findings of a TrainJob's trainer to their place in the TrainJob. It was found in the runtime
-    /// that runs it.
+    /// Moves findings about a TrainJob's trainer from the runtime, in which they were found, to their place
+    /// in the TrainJob.
     fn move_to_trainer(&mut self, runtime: &Node, number: usize, trainjob: &Node) {
         for finding in &mut self.list {
             let path = finding.at.split_once(": ").and_then(|(_, path)| job::in_trainer(path, runtime, trainjob));
@@ -120,7 +121,7 @@ pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
     for (number, object) in &objects {
         findings.document = *number;
         jobs += 1;
-        // A runtime runs what a TrainJob beside it says.
+        // A TrainJob in the same stream decides what the runtime runs.
         let trainjob = objects.iter().find(|(_, other)| job::is_of(other, object));
         let joined = trainjob.map(|(_, trainjob)| job::joined(object.value, trainjob.value));
         let whole = joined.as_ref().map_or(object.clone(), |joined| Node { value: joined, path: object.path.clone() });

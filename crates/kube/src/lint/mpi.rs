@@ -1,5 +1,5 @@
-//! Checks that `mpiImplementation`, by which the operator sets its variables, is the MPI of the image and of
-//! the command's options.
+//! Checks that `mpiImplementation` is the MPI of the image and of the command's options. The operator sets
+//! its variables for this MPI.
 
 use super::Findings;
 use super::job::MpiJobSpec;
@@ -59,7 +59,7 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     }
 }
 
-/// The implementation that the image's name or tag contains; ours has Open MPI.
+/// The implementation that the image's name or tag contains. Our image has Open MPI.
 fn named_in(image: &str) -> Option<&'static str> {
     let name = image.rsplit('/').next()?.to_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));

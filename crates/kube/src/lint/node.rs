@@ -23,13 +23,13 @@ impl<'a> Node<'a> {
         names.split('.').fold(self.clone(), |node, name| node.get(name))
     }
 
-    /// The elements of a list; nothing if it is not a list.
+    /// The elements of a list. Empty if the value is not a list.
     pub(super) fn items(&self) -> Vec<Node<'a>> {
         let list = self.value.as_array().map_or(&[][..], Vec::as_slice);
         list.iter().enumerate().map(|(at, value)| Node { value, path: format!("{}[{at}]", self.path) }).collect()
     }
 
-    /// The fields of an object; nothing if it is not an object.
+    /// The fields of an object. Empty if the value is not an object.
     pub(super) fn fields(&self) -> Vec<(&'a str, Node<'a>)> {
         let fields = self.value.as_object().into_iter().flatten();
         fields.map(|(name, _)| (name.as_str(), self.get(name))).collect()
@@ -58,7 +58,7 @@ impl<'a> Node<'a> {
 }
 
 impl Node<'_> {
-    /// The number of a quantity; 0 if it is none.
+    /// The number of a quantity; 0 if the value is not a quantity.
     pub(super) fn amount(&self) -> f64 {
         let text = self.text().map_or_else(|| self.value.to_string(), str::to_owned);
         text.parse::<crate::quantity::Quantity>().map_or(0.0, |quantity| quantity.value())

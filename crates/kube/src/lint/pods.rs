@@ -72,7 +72,7 @@ fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
             format!("give the launcher {name}: {count} too"),
         );
     }
-    // A number of 1 is made the number of GPUs by Trainer.
+    // Trainer replaces a number of 1 by the number of GPUs.
     if count > 0 && job.slots() != count && !(job.is_runtime && job.slots() == 1) {
         let what = format!("{} ranks and {count} GPUs in each worker", job.slots());
         findings.add("gpu-slots", &job.slots, what, format!("write {count}: one rank for each GPU"));
@@ -139,8 +139,8 @@ fn rdma(role: &RoleView, findings: &mut Findings) {
     }
 }
 
-/// A pod on the node's network asks the node's servers of names, unless it says otherwise. The operator of
-/// MPIJobs says it for its pods.
+/// A pod on the node's network asks the node's name servers, unless its `dnsPolicy` says otherwise. The
+/// operator of MPIJobs sets this policy for its pods.
 fn names(job: &Job, role: &RoleView, findings: &mut Findings) {
     let policy = role.pod.get("dnsPolicy");
     let asks_cluster = ["ClusterFirstWithHostNet", "None"].map(Some).contains(&policy.text());
@@ -254,7 +254,7 @@ fn volumes(role: &RoleView, findings: &mut Findings) {
     }
 }
 
-/// The server expands `$(NAME)`, and nothing expands a shell's `$NAME`.
+/// Kubernetes expands `$(NAME)` in a value, and nothing expands a shell's `$NAME`.
 fn shell_variables(role: &RoleView, findings: &mut Findings) {
     for (name, at) in role.env() {
         let value = at.get("value").text().unwrap_or("");

@@ -29,7 +29,8 @@ fn users(job: &MpiJobSpec, findings: &mut Findings) {
     }
 }
 
-/// Images have names for root and for one user; `OpenShift` gives each namespace numbers of its own.
+/// An image has user names for root and for one other user. `OpenShift` gives each namespace user numbers of
+/// its own, which have no name.
 fn names(job: &MpiJobSpec, findings: &mut Findings) {
     for (name, role) in job.roles() {
         let at = role.container.down("securityContext.runAsUser");
@@ -57,14 +58,14 @@ fn names(job: &MpiJobSpec, findings: &mut Findings) {
     }
 }
 
-/// Returns true if the image is one of ours or the operator's as it is. Those made from them may have more
-/// users.
+/// Returns true if the image is one of ours or of the operator's, unchanged. Images made from these may have
+/// more users.
 fn has_known_users(role: &RoleView) -> bool {
     let name = role.image().rsplit('/').next().unwrap_or("").split([':', '@']).next();
     role.image().contains("mpioperator/") || ["ringpull", "ringpull-python"].map(Some).contains(&name)
 }
 
-/// A pod that may not run as root and names no user runs as the image's, or on `OpenShift` as any.
+/// A pod that may not run as root and names no user runs as the image's user, or on `OpenShift` as any user.
 fn no_number(name: &str, role: &RoleView, findings: &mut Findings) {
     let own = |at: &Node| at.down("securityContext.runAsNonRoot").is_true();
     if role.user().is_some() || !(own(&role.pod) || own(&role.container)) {
@@ -102,7 +103,7 @@ fn key(job: &MpiJobSpec, findings: &mut Findings) {
             "write sshAuthMountPath: /home/USER/.ssh with the user's own home",
         );
     }
-    // Trainer's key has mode 0640 whatever the group.
+    // Trainer's key always has mode 0640, whatever the group.
     for (name, role) in job.roles() {
         let group = role.group_of_files().is_some();
         if job.user(role) == Some(0) && (group || job.is_runtime) && !role.is_ours() {

@@ -1,4 +1,5 @@
-//! The store that a command asks for: whether the kind exists, and whether the job has its ranks or servers.
+//! Checks the store that a command requests: that the kind exists, and that the job has the ranks or servers
+//! for it.
 
 use ringpull_base::{Kind, closest};
 
@@ -7,7 +8,7 @@ use super::job::{Job, MpiJobSpec, RoleView};
 use crate::command::{example, is_mpirun, store_of};
 use crate::suitability::{Need, PeerSetup, misfits, needs};
 
-/// The programs of jobs whose pods all run the same command.
+/// Checks the programs of jobs in which all pods run the same command.
 pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
     let pods = |(_, role): &(String, RoleView)| role.replica.get("replicas").number().unwrap_or(1);
     let policy = job.spec.get("mlPolicy");
@@ -47,7 +48,7 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
         }
         return;
     };
-    // MXNet scripts prefix the kinds of our servers. What a shell expands is not known here.
+    // MXNet scripts prefix the kinds of our servers. The value of a shell's variable is not known here.
     let given = given.trim_matches(['"', '\'']);
     let name = given.strip_prefix("ringpull_").unwrap_or(given);
     match name.parse::<Kind>() {
@@ -65,7 +66,7 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
             let fix = match closest(name, Kind::ALL.map(Kind::name)) {
                 Some(meant) => format!("did you mean {meant}?"),
                 None if is_ours => format!("write one of {}", Kind::names()),
-                // Another library's.
+                // A kind of another library.
                 None => return,
             };
             let what = format!("--kv-store {given} is not a kind of store: every rank would end with that error");
@@ -100,7 +101,7 @@ fn has_its_servers(kind: Kind, job: &MpiJobSpec, words: &[String], findings: &mu
     }
 }
 
-/// If the words run `ringpull launch`: the words from there.
+/// Returns the words from `ringpull launch` on, if the words run it.
 pub(super) fn launch_words(words: &[String]) -> Option<&[String]> {
     let is_ours = |pair: &[String]| pair[0].rsplit('/').next() == Some("ringpull") && pair[1] == "launch";
     words.windows(2).position(is_ours).map(|at| &words[at..])

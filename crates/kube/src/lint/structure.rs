@@ -1,5 +1,5 @@
-//! Settings that the operator refuses, and settings that it accepts but ignores. After a refusal the object
-//! stays, with an event, and nothing runs.
+//! Settings that the operator refuses, and settings that it accepts but ignores. A refused object stays in
+//! the cluster with an event, and nothing runs.
 
 use super::Findings;
 use super::job::{Job, MpiJobSpec, RoleView};
@@ -15,9 +15,9 @@ pub(super) fn is_known_version(object: &Node, findings: &mut Findings) -> bool {
         return true;
     }
     if object.get("kind").text() != Some("MPIJob") {
-        // Another group's kind of that name.
+        // A kind of the same name in another API group.
         if ["kubeflow.org", "trainer.kubeflow.org"].contains(&group) {
-            let what = "no version of that operator that is still in use has this one";
+            let what = "no version of this operator that is still in use knows this API version";
             findings.add(
                 "old-version",
                 &version,
@@ -47,7 +47,7 @@ pub(super) fn is_known_version(object: &Node, findings: &mut Findings) -> bool {
 /// Names of fields whose numbers may be negative.
 const MAY_BE_NEGATIVE: [&str; 4] = ["priority", "tolerationSeconds", "values", "value"];
 
-/// Kubernetes' schemas allow negative numbers almost everywhere, and its servers refuse them.
+/// Kubernetes' schemas allow negative numbers almost everywhere, but its API servers refuse them.
 pub(super) fn no_negative_numbers(object: &Node, findings: &mut Findings) {
     let mut within: Vec<Node> = vec![object.get("spec")];
     while let Some(node) = within.pop() {
@@ -186,7 +186,7 @@ fn runtime(job: &MpiJobSpec, findings: &mut Findings) {
 fn name(job: &Job, findings: &mut Findings) {
     let at = job.object.down("metadata.name");
     let Some(name) = at.text() else {
-        // `generateName` ends in five characters of the server's.
+        // The API server adds five characters to `generateName`.
         if !job.object.down("metadata.generateName").is_there() {
             findings.add("name", &at, "the job has no name", "give metadata.name");
         }
@@ -294,7 +294,8 @@ fn scheduling(job: &MpiJobSpec, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.schedulingPolicy");
     let least = policy.get("minAvailable");
     let all = job.worker_pods().saturating_add(1);
-    // A launcher of a job that begins suspended waits for no worker, and Kueue reads the policy's priority.
+    // The launcher of a job that begins suspended waits for no worker. And Kueue reads the priority of the
+    // policy.
     let waits = job.waits_for_workers && !job.begins_suspended();
     if policy.is_there() && waits && least.number().unwrap_or(all) >= all {
         findings.add(

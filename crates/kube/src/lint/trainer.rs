@@ -1,11 +1,11 @@
-//! The changes of a TrainJob to its runtime: the trainer's image, words and variables reach the containers `node`
-//! of the jobs with the label, and no others.
+//! The changes of a TrainJob to its runtime. Only the containers `node` of the jobs with the trainer's label
+//! get the trainer's image, words and variables.
 
 use super::Findings;
 use super::job::is_trainer;
 use super::node::Node;
 
-/// The fields that replace those of a container.
+/// The trainer's fields that replace the fields of a container.
 const FIELDS: [&str; 4] = ["image", "command", "args", "env"];
 
 /// Checks a TrainJob of this runtime.

@@ -1,7 +1,8 @@
-//! Which mode is worth its hosts: steps of training, predicted for numbers of hosts that nobody has to try.
+//! Finds the mode that is worth its hosts: predicts steps of training for numbers of hosts that nobody has to
+//! try.
 //!
 //! [`predict`] gives a step in one mode to the simulation. An [`Advice`] has the rows of all modes and
-//! numbers of hosts; `verdict` says which wins. All is pure.
+//! numbers of hosts; `verdict` names the mode that wins. All is pure.
 
 pub mod predict;
 pub mod table;
@@ -18,7 +19,7 @@ use ringpull_harness::cost;
 use ringpull_harness::mode::{Mode, ServerPlacement};
 use ringpull_harness::variant::{Family, Variant};
 
-/// A mode, whose servers may depend on the number of hosts.
+/// A mode. Its number of servers may depend on the number of hosts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     pub name: String,
@@ -28,9 +29,9 @@ pub struct Choice {
 #[derive(Debug, Clone, PartialEq)]
 enum ModelKind {
     Fixed(Variant),
-    /// As many servers as there are hosts, divided by this and at least one.
+    /// The number of servers is the number of hosts divided by this number, and at least one.
     Servers(usize, ServerPlacement),
-    /// As many helpers as there are hosts.
+    /// The number of helpers is the number of hosts.
     Helpers,
 }
 
@@ -77,20 +78,20 @@ impl Choice {
 #[derive(Debug, Clone, Serialize)]
 pub struct PredictedRow {
     pub mode: String,
-    /// Those of the workers.
+    /// The number of the workers' hosts.
     pub hosts: usize,
-    /// Those, and the servers' own.
+    /// The number of all hosts: the workers' hosts, and the servers' or helpers' own.
     pub machines: usize,
     pub step_s: f64,
-    /// True if such steps took longer than predicted where they were measured: `step_s` is the least then,
-    /// and the efficiency the most.
+    /// True if measured steps of this kind took longer than predicted. Then `step_s` is a lower limit, and
+    /// `efficiency` an upper limit.
     pub is_at_best: bool,
     /// The part of a step that computes.
     pub efficiency: f64,
-    /// The part of a step that does not, in seconds.
+    /// The seconds of a step in which nothing is computed.
     pub exposed_s: f64,
-    /// What the busiest host sends or receives in a step, whichever is more, without compression and on links
-    /// that are alike.
+    /// The bytes that the busiest host sends or receives in a step, whichever is more. They are computed
+    /// without compression and for links of equal rates.
     pub busiest_host_bytes: f64,
     #[serde(skip)]
     pub variant: Variant,
@@ -99,7 +100,7 @@ pub struct PredictedRow {
 /// The prediction, and its consequences.
 #[derive(Debug, Serialize)]
 pub struct Advice {
-    /// Such as `vgg16, 32 tensors, 553 MB`.
+    /// The model in words, such as `vgg16, 32 tensors, 553 MB`.
     pub model: String,
     pub compute_s: f64,
     pub link: String,
@@ -110,8 +111,9 @@ pub struct Advice {
     pub verdict: Vec<String>,
 }
 
-/// The rows of all choices for all numbers of hosts, each mode once for a number. A choice that is `named` is
-/// an error if it has no prediction for some number; others are left out there.
+/// The rows of all choices for all numbers of hosts. For each number of hosts a mode occurs once. If a choice
+/// has no prediction for some number of hosts, it is an error if choices are `named`; else this row is left
+/// out.
 pub fn rows(setting: &Setting, (choices, named): (&[Choice], bool), hosts: &[usize]) -> Result<Vec<PredictedRow>> {
     let mut wanted: Vec<(usize, Variant)> = Vec::new();
     for hosts in hosts {
@@ -122,7 +124,7 @@ pub fn rows(setting: &Setting, (choices, named): (&[Choice], bool), hosts: &[usi
             }
         }
     }
-    // Those of most hosts take longest.
+    // Predictions for more hosts take longer, so they begin first.
     let (queue, found) = (Mutex::new(wanted.iter().enumerate()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
@@ -167,7 +169,7 @@ impl Advice {
         hosts
     }
 
-    /// The families of its rows, in the order of the legend.
+    /// The families of the rows, in the order of the legend.
     pub fn families(&self) -> Vec<(Family, &'static str)> {
         let is_there = |family| self.rows.iter().any(|row| row.variant.family() == family);
         Family::ALL.into_iter().filter(|(family, _)| is_there(*family)).collect()
@@ -176,15 +178,16 @@ impl Advice {
 
 /// The most hosts on which predictions have been compared with measurements.
 pub const COMPARED_HOSTS: usize = 64;
-/// With more workers steps with servers took longer than predicted: the simulation takes it that all workers
-/// move on alike, and TCP divides a link unevenly among many (`docs/decisions/server-window.md`).
+/// With more workers than this, steps with servers took longer than predicted. The simulation assumes that
+/// all workers proceed equally fast, but TCP divides a link unevenly among many connections
+/// (`docs/decisions/server-window.md`).
 const MOST_WORKERS_OF_SERVERS: usize = 16;
-/// How near they were; `docs/how-to/advise.md` has the commands.
-const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with servers on \
-    2 to 16, within 8 % by both beside a slow host. Steps of training within 9 % on 2 to 16 hosts, and by allreduce on \
-    32; by allreduce on 64, whose processes share two cores there, up to 36 % too short.";
+/// The difference of predictions from measurements; `docs/how-to/advise.md` has the commands.
+const COMPARED: &str = "Compared with emulated hosts: sums are within 5 % (allreduce on 2 to 64 hosts, servers on 2 to 16), \
+    and within 8 % beside a slow host. Steps of training are within 9 % (2 to 16 hosts, and allreduce on 32). On 64 \
+    hosts, whose processes share two cores there, predicted steps of allreduce are up to 36 % too short.";
 
-/// Returns true if such a step may take longer than predicted.
+/// Returns true if a step in this mode with `workers` workers may take longer than predicted.
 fn is_at_best(mode: Mode, workers: usize) -> bool {
     matches!(mode, Mode::Servers { .. }) && workers > MOST_WORKERS_OF_SERVERS
 }
@@ -198,17 +201,17 @@ pub fn assumptions(setting: &Setting, link: &str, rows: &[PredictedRow]) -> Vec<
             100.0 * predict::GOODPUT,
             words(setting.latency_s)
         ),
-        "Switches: they hold what has to wait, lose nothing and carry all links at full rate. One worker a host."
+        "Switches: they keep waiting packets, lose none and carry all links at full rate. One worker on each host."
             .to_owned(),
         format!(
-            "Computing: {} a step on each host, two thirds of it backward; a layer's share is that of its FLOPs.",
+            "Computing: {} a step on each host, two thirds of it backward; a layer's share of the time is its share of the FLOPs.",
             words(setting.compute_s)
         ),
         format!(
-            "Sums: this build's plans, buckets, segments and priorities, message by message, each with {} of a processor; encoding is not counted.",
+            "Sums: this build's plans, buckets, segments and priorities, message by message; each message takes {} of a processor; encoding is not counted.",
             words(setting.message_s())
         ),
-        "Not in it: late hosts, hosts that differ, other traffic, reading data, and updates by the optimizer."
+        "Not included: late hosts, hosts that differ, other traffic, reading data, and updates by the optimizer."
             .to_owned(),
         COMPARED.to_owned(),
     ];
@@ -231,7 +234,7 @@ mod tests {
         for mode in ["dist_sync:1", "dist_sync:8shared", "dist_sync:8+fp16"] {
             assert_eq!([16, 17, 1024].map(|workers| of(mode, workers)), [false, true, true], "{mode}");
         }
-        // All keys of a model are dense, and dist_hybrid sums those over the ranks.
+        // All keys of a model are dense, and dist_hybrid sums dense keys over the ranks.
         for mode in ["dist_sync_mpi", "dist_sync_mpi:32helpers", "dist_sync_mpi+fp16", "dist_hybrid:8shared"] {
             assert!(!of(mode, 1024), "{mode}");
         }

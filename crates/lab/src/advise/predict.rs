@@ -1,5 +1,5 @@
-//! A step of training in a mode, as the simulation of `ringpull-plan` takes it: what the store would sum
-//! together, by which plan, and which server would hold what.
+//! A step of training in a mode, as input of the simulation in `ringpull-plan`: the keys that the store would
+//! sum together, the plan of each sum, and the server of each segment.
 
 use ringpull_allreduce::communicator::plan_of_codes;
 use ringpull_allreduce::progress::fusion::{BUCKET_BYTES, units};
@@ -24,7 +24,7 @@ use ringpull_harness::variant::Variant;
 /// The share of an Ethernet link's rate that TCP leaves: 1448 bytes of each 1514.
 pub const GOODPUT: f64 = 0.956;
 
-/// The prediction for any number of hosts.
+/// The model and the network, from which steps on any number of hosts are predicted.
 pub struct Setting {
     pub network: layers::Network,
     pub compute_s: f64,
@@ -40,8 +40,8 @@ impl Setting {
         4.0 * self.network.keys.iter().map(|key| key.len() as f64).sum::<f64>()
     }
 
-    /// Returns true if there is a prediction of a mode that has one for so many workers: where ranks are not
-    /// alike each is simulated, and more take too long.
+    /// Returns true if a mode that has a prediction has one for `workers` workers. If ranks differ, each rank
+    /// is simulated, and too many ranks would take too long.
     pub fn reaches(&self, variant: Variant, workers: usize) -> bool {
         let is_coded = variant.compression.is_some() && variant.mode.kind().has_ranks();
         let is_apart = !self.own_links(workers).is_empty();
@@ -52,8 +52,8 @@ impl Setting {
         }
     }
 
-    /// The links of their own of so many workers' hosts: the worker, what it sends and receives at, in bytes
-    /// per microsecond.
+    /// The links with rates of their own, on the hosts of the first `workers` workers. Each is the worker,
+    /// its sending rate and its receiving rate, in bytes per microsecond.
     fn own_links(&self, workers: usize) -> Vec<(usize, f64, f64)> {
         let rate = |rate: LinkRate| GOODPUT * rate.bytes_per_s().unwrap_or(self.link_bytes_per_s) / 1e6;
         let own = self.own.iter().filter(|own| own.host <= workers);
@@ -62,7 +62,7 @@ impl Setting {
 
     /// The time of a step of `workers` workers.
     ///
-    /// An error if the mode or its codec has no prediction.
+    /// Returns an error if the mode or its codec has no prediction.
     pub fn step_s(&self, variant: Variant, workers: usize) -> Result<f64> {
         let codec = codec(variant)?;
         let model = self.model();
@@ -74,7 +74,7 @@ impl Setting {
         let (units, servers) = match variant.mode {
             Mode::Allreduce | Mode::Hybrid { .. } | Mode::Helped { .. } if workers == 1 => (Vec::new(), None),
             _ if !self.reaches(variant, workers) => return Err(too_many(variant, workers)),
-            // A model's keys are dense: those of dist_hybrid are all on the ranks.
+            // A model's keys are dense, so dist_hybrid sums all of them over the ranks.
             Mode::Allreduce | Mode::Hybrid { .. } | Mode::Helped { .. } => match codec {
                 None => {
                     let helpers = if let Mode::Helped { helpers } = variant.mode { helpers } else { 0 };
@@ -92,7 +92,7 @@ impl Setting {
         Ok(simulate::step_us(&network, &step) / 1e6)
     }
 
-    /// The work of a processor for a message.
+    /// The processor time for a message.
     pub fn message_s(&self) -> f64 {
         self.model().message_us / 1e6
     }
@@ -107,8 +107,8 @@ impl Setting {
         layers.flat_map(|(index, layer)| layer.keys.clone().rev().map(move |key| (index, key))).collect()
     }
 
-    /// Sums over all ranks, short ones together. A helper's schedule stands behind those of the workers: it
-    /// begins when they do.
+    /// Sums over all ranks, in which short keys are summed together. The schedules of helpers follow those of
+    /// the workers. A helper begins when the workers begin.
     fn sums(&self, network: &Network, model: &Model, helpers: usize) -> Vec<PushedUnit> {
         let (workers, calls) = (network.workers, self.calls());
         let segments = Segments { most_bytes: Config::default().segment_bytes, is_fixed: false };
@@ -132,18 +132,19 @@ impl Setting {
             rates[*worker] = LinkRates { sends: *sends, receives: *receives };
         }
         let links = Links::with_helpers(&rates, helpers).or_else(|| Links::of(&rates));
-        // A ring is as fast as the slowest link, and so the store learns it.
+        // A ring is as fast as its slowest link, so the store takes this rate as that of the cluster.
         let slowest = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
         let model = &Model { short_bytes_per_us: slowest, long_bytes_per_us: slowest, ..*model };
         let bucket_bytes = model.bucket_bytes(workers, segments).min(BUCKET_BYTES);
-        // Those of which one rank stands for all: what takes another plan has few bytes.
+        // The plans in which the simulation of one rank stands for all ranks. Buffers that would take another
+        // plan have few bytes.
         let plans = || Algorithm::ALL.into_iter().filter(|algorithm| network.ranks(*algorithm).len() == 1);
         let sum = |members: Vec<u32>| {
             let members = members.iter().map(|step| calls[*step as usize]);
             let bytes: usize = members.clone().map(|(_, key)| len_bytes(key)).sum();
             let predicted = plans().map(|algorithm| predict(model, algorithm, bytes, workers, segments));
             let schedules = match predicted.min_by(|a, b| a.time_us.total_cmp(&b.time_us)) {
-                // Ranks are alike if their parts are.
+                // Parts of equal length make all ranks equal.
                 Some(best) if links.is_none() => {
                     let plan = allreduce(best.algorithm, 0, workers, (bytes / 4).next_multiple_of(workers));
                     vec![Schedule::of(&plan, DType::F32, best.segment_bytes)]
@@ -197,13 +198,13 @@ impl Setting {
     }
 }
 
-/// A cluster with such links as a store would learn it.
+/// The model of a cluster with these links, as a store would learn it.
 pub fn model(link_bytes_per_s: f64, latency_s: f64) -> Model {
     let (latency_us, rate) = (1e6 * latency_s, GOODPUT * link_bytes_per_s / 1e6);
     Model { latency_us, short_bytes_per_us: rate, long_bytes_per_us: rate, ..Model::default() }
 }
 
-/// The sooner the forward pass needs a layer, the higher.
+/// A layer that the forward pass needs sooner has a higher priority.
 fn priority(layer: usize) -> i32 {
     -(layer as i32)
 }
@@ -214,21 +215,21 @@ fn unit(layers: impl Iterator<Item = usize>, is_alone: bool, exchange: Exchange)
     PushedUnit { layers, priority, is_alone, exchange }
 }
 
-/// The ranks of a job in which they are not alike: with helpers, or on links of their own.
+/// The most ranks of a job in which ranks differ: with helpers, or on links of different rates.
 pub const MOST_APART: usize = 64;
-/// Of a job: their times grow with the square of their number.
+/// The most servers of a job. The time of the prediction grows with the square of their number.
 const MOST_SERVERS: usize = 1024;
 
 fn too_many(variant: Variant, workers: usize) -> Error {
     Error::argument(
         format!("{variant} has no prediction for {workers} hosts"),
         format!(
-            "predict helpers, and sums on links that are not alike, for up to {MOST_APART} hosts in all and without compression, and up to {MOST_SERVERS} servers"
+            "the limits are {MOST_SERVERS} servers in a job, and {MOST_APART} hosts in all, without compression, if there are helpers or links of different rates"
         ),
     )
 }
 
-/// The codec of a variant that has a prediction.
+/// Returns the codec of a variant. It is an error if the variant has no prediction.
 fn codec(variant: Variant) -> Result<Option<Codec>> {
     let is_sync = !matches!(variant.mode, Mode::Servers { sync: false, .. });
     match variant.compression {
@@ -292,8 +293,8 @@ mod tests {
             let ratio = GOODPUT * step_s(&setting, mode, workers) / bound;
             assert!((0.999..1.15).contains(&ratio), "{mode} on {workers}: {ratio}");
         }
-        // On two hosts there is nothing to weigh. A cluster file may name the slow one of more than a probe
-        // meets, where a ring would take twice as long.
+        // On two hosts all plans move the same bytes. A cluster file may name the slow host of a larger
+        // cluster, in which a ring would take twice as long.
         let even = Setting { own: Vec::new(), ..setting };
         let setting = Setting { own, ..self::setting("vgg16", 1e-9) };
         assert_eq!(step_s(&setting, "dist_sync_mpi", 2), step_s(&even, "dist_sync_mpi", 2));

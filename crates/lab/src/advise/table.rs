@@ -4,7 +4,7 @@ use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow};
 use ringpull_harness::charts::{self, Curve, Curves};
 use ringpull_harness::text::{format_seconds, grid};
 
-/// Two grids with a row for each mode, what they assume, and the verdict.
+/// Two grids with a row for each mode, the assumptions, and the verdict.
 pub fn render(advice: &Advice, choices: &[Choice]) -> String {
     let mut lines = vec![
         format!("training steps of {}", headline(advice)),
@@ -28,7 +28,7 @@ pub fn render(advice: &Advice, choices: &[Choice]) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The prediction, in a line.
+/// The subject of the prediction, in one line.
 pub fn headline(advice: &Advice) -> String {
     let compute = format_seconds(advice.compute_s);
     format!(
@@ -47,7 +47,7 @@ fn step(row: &PredictedRow) -> String {
     format!("{}{}", if row.is_at_best { ">" } else { "" }, seconds(row.step_s))
 }
 
-/// Three digits, and no more than four places.
+/// Seconds with three digits, and at most four places after the point.
 fn seconds(value: f64) -> String {
     let decimals = (2 - value.max(1e-4).log10().floor() as i32).clamp(0, 4);
     format!("{value:.*}", decimals as usize)

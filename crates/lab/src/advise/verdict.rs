@@ -1,11 +1,11 @@
-//! The mode that wins, by how much, and why.
+//! The mode that wins, its lead, and the reason.
 
 use crate::advise::{Advice, PredictedRow};
 use ringpull_harness::size::format_size;
 use ringpull_harness::text::{format_seconds, several};
 use ringpull_harness::variant::Family;
 
-/// Times that differ by less are level: the simulation is no more exact than that.
+/// Times whose ratio is below this are level, because the simulation is not more exact.
 const LEVEL: f64 = 1.05;
 
 /// The sentences, the most important first.
@@ -32,13 +32,14 @@ pub fn sentences(advice: &Advice) -> Vec<String> {
         && !advice.rows.iter().any(|row| row.variant.family() == Family::Allreduce)
     {
         return vec![
-            "No verdict: all is compared with plain allreduce, so name dist_sync_mpi among --modes.".to_owned(),
+            "No verdict: every mode is compared with plain allreduce, so name dist_sync_mpi among --modes too."
+                .to_owned(),
         ];
     }
     all
 }
 
-/// The fastest row of a family on so many hosts.
+/// The fastest row of a family on `hosts` hosts.
 fn best(advice: &Advice, hosts: usize, family: Family) -> Option<&PredictedRow> {
     let rows = advice.rows.iter().filter(|row| row.hosts == hosts && row.variant.family() == family);
     rows.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
@@ -60,9 +61,9 @@ fn on_the_same_hosts(own: &PredictedRow, shared: &PredictedRow) -> String {
         let [one, two] = [first, other].map(|row| format_size(row.busiest_host_bytes));
         format!("its busiest host moves {two} a step, not {one}")
     } else if other.variant == shared.variant {
-        "it moves as many bytes, but each server takes a message of every worker for every segment".to_owned()
+        "both move the same bytes, but each server takes a message of every worker for every segment".to_owned()
     } else {
-        "it moves as many bytes, but later".to_owned()
+        "both move the same bytes, but it moves them later".to_owned()
     };
     let times = other.step_s / first.step_s;
     let (wins, takes) = match (first.is_at_best, other.is_at_best) {
@@ -73,7 +74,8 @@ fn on_the_same_hosts(own: &PredictedRow, shared: &PredictedRow) -> String {
     format!("{on} {} {wins}: {}. {} {takes} {times:.2}x as long: {why}.", first.mode, step(first), other.mode)
 }
 
-/// Where rows are faster than allreduce, of the pairs of it and them in which they are.
+/// The sentence on the hosts for which rows are faster than allreduce. `ahead` has these rows, each as a pair
+/// with allreduce.
 fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String {
     let gain = |(own, other): &(&PredictedRow, &PredictedRow)| own.step_s / other.step_s;
     let Some((own, other)) = ahead.iter().max_by(|a, b| gain(a).total_cmp(&gain(b))) else {
@@ -89,7 +91,9 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
     let hosts = all.join(", ");
     let at_best = match of_servers.join(", ") {
         none if none.is_empty() => none,
-        hosts => format!(" On {hosts} hosts the fastest are servers, which may be behind: measured ones took longer."),
+        hosts => format!(
+            " On {hosts} hosts the fastest are servers, which may be behind in fact: measured steps took longer."
+        ),
     };
     let ratio = other.step_s / own.step_s;
     let least = if other.is_at_best { "at least " } else { "" };

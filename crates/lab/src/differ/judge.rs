@@ -1,4 +1,4 @@
-//! Finds where two recorded jobs begin to differ, and by how much.
+//! Finds the first difference of two recorded jobs, and its size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use ringpull_base::{Key, Result};
 
 use super::read::{GradientId, JobRecording, SeenValue, ValueId};
 
-/// The first thing that is not the same in both jobs.
+/// The first gradient or value that differs between the jobs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FirstDifference {
-    /// A worker pushed another gradient, although all values had been the same.
+    /// A worker pushed a different gradient, although all values so far were the same.
     Gradient {
         /// The number of the push of the key.
         update: u64,
@@ -23,11 +23,11 @@ pub(super) enum FirstDifference {
     },
     /// A value differs, although all gradients so far were the same.
     Value {
-        /// After which update; 0: the first value.
+        /// The number of the update that gave this value; 0 for the first value.
         update: u64,
-        /// Of which key.
+        /// The key.
         key: Key,
-        /// By how much, if both values were written down.
+        /// The size of the difference, if both jobs recorded the elements.
         size: Option<DifferenceSize>,
     },
 }
@@ -35,12 +35,12 @@ pub(super) enum FirstDifference {
 /// The distance of two values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct DifferenceSize {
-    /// Elements that are not the same, and all.
+    /// The number of elements that differ, and of all elements.
     pub(super) elements: usize,
     pub(super) of: usize,
     /// The largest difference.
     pub(super) largest: f64,
-    /// The same over the largest element.
+    /// The largest difference divided by the largest element.
     pub(super) relative: f64,
 }
 
@@ -48,10 +48,10 @@ pub(super) struct DifferenceSize {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct UpdateRow {
     pub(super) update: u64,
-    /// Values that differ, and all.
+    /// The number of values that differ, and of all values.
     pub(super) differ: usize,
     pub(super) of: usize,
-    /// The largest relative difference among those that were written down.
+    /// The largest relative difference among the values with recorded elements.
     pub(super) relative: Option<f64>,
 }
 
@@ -59,20 +59,20 @@ pub(super) struct UpdateRow {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct Judgement {
     pub(super) first: Option<FirstDifference>,
-    /// An entry for each update of which both jobs have values.
+    /// A row for each update for which both jobs have values.
     pub(super) updates: Vec<UpdateRow>,
     /// The number of values and gradients that were compared.
     pub(super) values: usize,
     pub(super) gradients: usize,
     /// The number of the gradients that differ.
     pub(super) gradients_differ: usize,
-    /// True if the store updates its values in one of the jobs, and not in the other.
+    /// True if the store updates its values in only one of the jobs.
     pub(super) updates_elsewhere: bool,
     /// Values and gradients that only one job has.
     pub(super) unpaired: usize,
 }
 
-/// What differs first in the file of a worker, by its line there.
+/// The first difference in the file of a worker, found by its line number.
 struct FirstLine {
     line: usize,
     rank: usize,
@@ -93,8 +93,8 @@ impl FirstLine {
     }
 }
 
-/// Compares what all workers have pushed and received. `one` and `other` have as many workers. A gradient is
-/// the first difference only if the worker had received nothing else before that differs.
+/// Compares the gradients and values of all workers. `one` and `other` have the same number of workers. A
+/// gradient is the first difference only if all values that its worker had received before are the same.
 pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgement> {
     let mut found =
         Judgement { updates_elsewhere: one.store_updates() != other.store_updates(), ..Judgement::default() };
@@ -147,8 +147,8 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
 }
 
 impl Judgement {
-    /// Returns true if values differ since only one of the stores updates them, and yet no gradient that was
-    /// pushed after them does: so the weights were the same.
+    /// Returns true if values differ only because one of the stores updates them and the other does not. Then
+    /// no gradient that was pushed after them differs, so the weights were the same.
     pub(super) fn is_of_other_values(&self) -> bool {
         let last = self.updates.last().map_or(0, |row| row.update);
         let is_early = matches!(self.first, Some(FirstDifference::Value { update, .. }) if (1..last).contains(&update));
@@ -173,7 +173,7 @@ fn size(
     Ok(own.zip(theirs).map(|(own, theirs)| distance(&own, &theirs)))
 }
 
-/// A NaN that only one of them has is an infinite difference.
+/// Returns the distance of two values. A NaN in only one of them is an infinite difference.
 fn distance(own: &[f64], theirs: &[f64]) -> DifferenceSize {
     let mut size = DifferenceSize { of: own.len().max(theirs.len()), ..DifferenceSize::default() };
     let mut most = 0.0f64;
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::differ::read::{SeenGradient, WorkerRecording};
 
-    /// A worker that pushed these gradients of key `w`, each followed by one of these values.
+    /// A worker that pushed `gradients` of key `w` and received one of `values` after each.
     fn worker(gradients: &[u64], values: &[u64]) -> WorkerRecording {
         let mut worker = WorkerRecording::default();
         push(&mut worker, "w", gradients, values);

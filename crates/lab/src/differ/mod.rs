@@ -1,9 +1,9 @@
-//! `ringpull differ`: one command with two kinds of store, and whether they give the same values.
+//! `ringpull differ`: runs one command with two kinds of store, and compares their values.
 //!
-//! Both jobs record the hash of every gradient and value (`ringpull_base::recording`). `read`: the
-//! recordings; `judge`: where they begin to differ. If a sum does, the jobs of allreduce run once more with
+//! Both jobs record the hash of every gradient and value (`ringpull_base::recording`). `read` reads the
+//! recordings; `judge` finds their first difference. If a sum differs, jobs of allreduce run once more with
 //! the algorithm `ordered`, which adds in the order of the ranks, as servers do. If the values are then the
-//! same, the order of addition was all that differed.
+//! same, only the order of addition differed.
 
 mod judge;
 mod read;
@@ -32,7 +32,7 @@ use ringpull_harness::text::{format_seconds, grid, several};
 /// The place of the kind in the command.
 pub const KIND: &str = "{kind}";
 
-/// The jobs that are run.
+/// The jobs to run.
 #[derive(Debug)]
 pub struct DifferPlan {
     pub kinds: [Kind; 2],
@@ -42,24 +42,26 @@ pub struct DifferPlan {
     pub value_bytes: u64,
     /// The folder of the jobs' outputs and recordings.
     pub out: PathBuf,
-    /// With [`KIND`] where the kind belongs.
+    /// The command, with [`KIND`] in the place of the kind.
     pub command: Vec<String>,
 }
 
-/// Why the values of two jobs differ.
+/// The reason why the values of two jobs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
-    /// They do not.
+    /// The values do not differ.
     Same,
-    /// The values differ, and no gradient does: the weights are updated in the store with one kind, and by
-    /// the program with the other.
+    /// The values differ, but no gradient does: with one kind the store updates the weights, with the other
+    /// kind the program does.
     OtherValues,
-    /// With sums in the order of the ranks they have the same bits.
+    /// With sums in the order of the ranks, the values have the same bits.
     OrderOfAddition,
-    /// What both jobs have is the same, but one has gradients or values that the other has not.
+    /// All gradients and values that both jobs have are the same, but one job has gradients or values that
+    /// the other lacks.
     OtherCalls,
-    /// The program: it gave other first values, or pushed another gradient while all values were the same.
+    /// The program: it gave different first values, or pushed a different gradient while all values were the
+    /// same.
     Program,
     /// Something else.
     Unexplained,
@@ -68,7 +70,7 @@ pub enum Cause {
 /// The outcome of a job.
 #[derive(Debug, Serialize)]
 struct JobRow {
-    /// The kind, and the algorithm if one was asked for.
+    /// The kind, and the algorithm if one was requested.
     job: String,
     seconds: f64,
     updates: u64,
@@ -81,16 +83,16 @@ struct JobRow {
 #[derive(Debug, Serialize)]
 pub struct DifferResult {
     jobs: Vec<JobRow>,
-    /// Of the kinds as they are.
+    /// The judgement with the kinds' own order of addition.
     judgement: Judgement,
-    /// Of the kinds with sums in the order of the ranks, if that was tried.
+    /// The judgement with sums in the order of the ranks, if that was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     ordered: Option<Judgement>,
     pub cause: Cause,
 }
 
 /// Runs the command with both kinds, and once more with sums in the order of the ranks if sums differ.
-/// Nothing if an interrupt has ended a job.
+/// Returns `None` if an interrupt has ended a job.
 pub fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<DifferResult>> {
     let progress = Progress::start("the first job");
     let run = |at: usize, kind: Kind, ordered: bool| {
@@ -116,7 +118,7 @@ pub fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<DifferR
         Some(FirstDifference::Gradient { .. } | FirstDifference::Value { update: 0, .. }) => Cause::Program,
         Some(FirstDifference::Value { .. }) if judgement.is_of_other_values() => Cause::OtherValues,
         Some(FirstDifference::Value { .. }) => {
-            // Servers always add in that order.
+            // Servers always add in the order of the ranks, so their jobs need no second run.
             let mut sides = [0, 1];
             for (side, kind) in plan.kinds.into_iter().enumerate().filter(|(_, kind)| *kind == Kind::DistSyncMpi) {
                 let Some(job) = run(jobs.len(), kind, true)? else { return Ok(None) };
@@ -133,7 +135,7 @@ pub fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<DifferR
 }
 
 impl DifferPlan {
-    /// Runs job number `at` to its end, and reads what it has recorded.
+    /// Runs job number `at` to its end, and reads its recording.
     fn run(&self, at: usize, kind: Kind, ordered: bool, interrupt: &Interrupt) -> Result<Option<JobRow>> {
         const LOOK: Duration = Duration::from_millis(20);
         let name = format!("job{at}-{kind}{}", if ordered { "-ordered" } else { "" });
@@ -168,7 +170,7 @@ impl DifferPlan {
 
     fn start(&self, kind: Kind, ordered: bool, folder: &Path, log: &Path) -> Result<Child> {
         let failed = |cause: std::io::Error| Error::io("write", log.display(), &cause);
-        // What an earlier job has left there is not of this one.
+        // Files of an earlier job in the folder do not belong to this job.
         match std::fs::remove_dir_all(folder) {
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::io("empty", folder.display(), &cause));
@@ -196,7 +198,8 @@ impl DifferPlan {
 }
 
 impl DifferResult {
-    /// For a terminal: the jobs, the first difference, how differences grow, and why they are there.
+    /// The result for a terminal: the jobs, the first difference, the growth of the differences, and their
+    /// cause.
     pub fn table(&self) -> String {
         let jobs = self.jobs.iter().map(|job| {
             vec![job.job.clone(), format_seconds(job.seconds), job.updates.to_string(), job.keys.to_string()]
@@ -220,7 +223,7 @@ impl DifferResult {
         parts.join("\n\n") + "\n"
     }
 
-    /// The values that differ, for the first updates and then for ever fewer.
+    /// The values that differ, for the first updates and then for fewer and fewer of the later ones.
     fn growth(&self) -> String {
         const FIRST: usize = 5;
         let rows = &self.judgement.updates;

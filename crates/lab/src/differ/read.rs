@@ -22,21 +22,21 @@ pub struct WorkerRecording {
     pub(super) keys: Vec<(Key, DType)>,
     /// Each gradient.
     pub(super) gradients: BTreeMap<GradientId, SeenGradient>,
-    /// Each value that has come; of one that came twice the first.
+    /// Each value that was received. Of a value that was received twice, the first.
     pub(super) values: BTreeMap<ValueId, SeenValue>,
-    /// True if its store was given an optimizer or an updater.
+    /// True if the worker's store was given an optimizer or an updater.
     pub(super) store_updates: bool,
     values_file: PathBuf,
 }
 
-/// A gradient of a worker: the number of the push of its key.
+/// A gradient of a worker: its key, and the number of the push of this key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct GradientId {
     pub(super) update: u64,
     pub(super) key: Key,
 }
 
-/// A value: after which update, of which key, and of which rows if not of all.
+/// A value: the number of its update, its key, and its rows if it does not have all rows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ValueId {
     pub(super) update: u64,
@@ -54,7 +54,7 @@ pub(super) struct SeenGradient {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SeenValue {
     pub(super) hash: u64,
-    /// Its line. The program may use the value after it, and not before.
+    /// The value's line. The program can use the value only after this line.
     pub(super) line: usize,
     offset: Option<u64>,
     len: u64,
@@ -107,7 +107,7 @@ impl WorkerRecording {
         found.with_lines(BufReader::new(file), kind, &failed)
     }
 
-    /// Takes the lines of its file; gives the number of all workers, too.
+    /// Adds the lines of the worker's file. Returns the number of all workers, too.
     pub fn with_lines(
         self,
         from: impl BufRead,
@@ -139,13 +139,13 @@ impl WorkerRecording {
         Ok((found, workers))
     }
 
-    /// The elements of a value, if they were written.
+    /// The elements of a value, if they were recorded.
     pub(super) fn elements(&self, seen: &SeenValue, key: &Key) -> Result<Option<Vec<f64>>> {
         let dtype = self.keys.iter().find(|(known, _)| known == key).map(|(_, dtype)| *dtype);
         let (Some(offset), Some(dtype)) = (seen.offset, dtype) else { return Ok(None) };
         let failed = |cause: std::io::Error| Error::io("read", self.values_file.display(), &cause);
         let file = File::open(&self.values_file).map_err(failed)?;
-        // The file of lines may say anything.
+        // The offset comes from the file of lines, which may have any content.
         let there = file.metadata().map_err(failed)?.len().saturating_sub(offset);
         if seen.len > there {
             return Err(failed(std::io::ErrorKind::UnexpectedEof.into()));

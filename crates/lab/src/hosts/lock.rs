@@ -11,14 +11,14 @@ use ringpull_base::{Error, Result};
 
 use super::FOLDER;
 
-/// Held for as long as it lives. Started programs do not inherit it.
+/// The lock, which is held as long as this value lives. Started programs do not inherit it.
 #[derive(Debug)]
 pub(super) struct LabLock {
     _file: File,
 }
 
 impl LabLock {
-    /// Takes the lock, or says which process has it.
+    /// Takes the lock. If another process holds it, the error names this process.
     pub(super) fn take() -> Result<Self> {
         fs::create_dir_all(FOLDER).map_err(|cause| Error::io("create", FOLDER, &cause))?;
         let path = Path::new(FOLDER).join("lock");

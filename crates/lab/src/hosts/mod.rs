@@ -8,13 +8,13 @@
 //!    rp-h1 ---- ringpull0 ---- rp-h2 ...
 //! ```
 //!
-//! A lab in two racks has a bridge for each half of the hosts, or for every other one, and one shaped link
-//! between the bridges.
+//! A lab in two racks has two bridges, and one shaped link between them. Either each half of the hosts has
+//! one bridge, or the hosts alternate between the bridges.
 //!
 //! One process at a time may change the lab or measure on it. It holds a lock (`lock`), which the kernel
 //! releases when that process ends. Files in `/run/ringpull/lab` name each host before it is created, so that
-//! [`Lab::remove`] finds all hosts, also after a kill half way. `network` creates and removes one host;
-//! `sessions` sets how hosts share the processors.
+//! [`Lab::remove`] finds all hosts, also if the process was killed while it created them. `network` creates
+//! and removes one host; `sessions` sets how hosts share the processors.
 
 mod lock;
 mod network;
@@ -36,8 +36,8 @@ pub const NETWORK: &str = "10.55.0.0/24";
 
 const FOLDER: &str = "/run/ringpull/lab";
 
-/// Emulated hosts that are up, for the one process that holds them. Dropping it removes what this process
-/// made.
+/// Emulated hosts that are up, for the one process that holds them. Dropping the `Lab` removes the hosts that
+/// this process created.
 #[derive(Debug)]
 pub struct Lab {
     shape: Shape,
@@ -47,7 +47,7 @@ pub struct Lab {
 
 impl Lab {
     /// Creates the hosts. A lab of the same shape that is already up is used, and left up when the `Lab` is
-    /// dropped; any other lab is removed first. An error if another process uses the lab.
+    /// dropped; any other lab is removed first. It is an error if another process uses the lab.
     pub fn up(shape: Shape) -> Result<Self> {
         shape.check()?;
         need_root()?;
@@ -72,7 +72,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// The two racks, if the hosts stand in any.
+    /// The two racks, if the lab has racks.
     pub fn racks(&self) -> Option<RackShape> {
         self.shape.racks
     }
@@ -88,7 +88,7 @@ impl Lab {
         network::switch_link(host, is_up)
     }
 
-    /// Drops all that host `host` sends to other hosts, or no longer.
+    /// Makes host `host` drop everything that it sends to other hosts, or ends that.
     #[allow(clippy::unused_self, reason = "only the process that holds the lab may change it")]
     pub fn block(&self, host: usize, is_blocked: bool) -> Result<()> {
         network::block(host, is_blocked)
@@ -100,7 +100,8 @@ impl Lab {
         network::reset(host)
     }
 
-    /// Gives the link of host `host` this rate in both directions; without one, that of the lab's shape.
+    /// Gives the link of host `host` this rate in both directions. `None` gives it the rate of the lab's
+    /// shape again.
     pub fn reshape(&self, host: usize, rate: Option<LinkRate>) -> Result<()> {
         network::reshape(host, rate.map_or_else(|| self.shape.link(host), |rate| (rate, rate)))
     }
@@ -110,7 +111,7 @@ impl Lab {
         self.made_here = false;
     }
 
-    /// Removes a lab, complete or not. An error if another process uses it.
+    /// Removes a lab, complete or not. It is an error if another process uses the lab.
     pub fn remove() -> Result<()> {
         need_root()?;
         let _lock = LabLock::take()?;
@@ -133,7 +134,7 @@ pub fn address(host: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 55, 0, host as u8)
 }
 
-/// Gives hosts of the lab that is up these rates. An error if another process measures on it.
+/// Gives hosts of the present lab these rates. It is an error if another process measures on the lab.
 pub fn change_rates(own: &[HostRate]) -> Result<()> {
     need_root()?;
     let _lock = LabLock::take()?;
@@ -146,7 +147,7 @@ pub fn change_rates(own: &[HostRate]) -> Result<()> {
     }
     shape.check()?;
     own.iter().try_for_each(|rate| network::reshape(rate.host, (rate.sends, rate.receives)))?;
-    // A lab of the old shape is another one from now on.
+    // From now on a lab of the old shape counts as a different lab.
     write_shape(&shape)
 }
 
@@ -155,7 +156,7 @@ pub fn hosts_up() -> usize {
     read_shape().map_or(0, |shape| shape.hosts)
 }
 
-/// Finds host `hI` of a lab that is up; its number.
+/// Returns the number of host `hI` of the present lab.
 pub fn find_host(name: &str) -> Result<usize> {
     need_root()?;
     let up = hosts_up();
@@ -172,7 +173,8 @@ pub fn find_host(name: &str) -> Result<usize> {
     })
 }
 
-/// The words before a program's name that run it on host `host`: its host name first, then its network.
+/// The words to put before a program's name to run it on host `host`. They enter the host's name first, then
+/// its network.
 pub fn entry(host: usize) -> Vec<String> {
     let names = name_space(host);
     ["nsenter", &format!("--uts={}", names.display()), "--", "ip", "netns", "exec", &host_name(host)]

@@ -12,11 +12,11 @@ use super::{address, host_name, name_space};
 use ringpull_harness::link::LinkRate;
 
 const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
-/// The bridge of each rack, and its end of the link between them.
+/// The bridge of each rack. [`UPLINK`] has each bridge's end of the link between them.
 const BRIDGES: [&str; 2] = ["ringpull0", "ringpull1"];
 const UPLINK: [&str; 2] = ["rp-up0", "rp-up1"];
 
-/// Makes the bridge, or two with a link of rate `uplink` between them.
+/// Makes one bridge; or, with `uplink`, two bridges with a link of this rate between them.
 pub(super) fn add_bridges(uplink: Option<LinkRate>) -> Result<()> {
     let count = if uplink.is_some() { 2 } else { 1 };
     for bridge in &BRIDGES[..count] {
@@ -40,7 +40,7 @@ pub(super) fn remove_bridges() -> Result<()> {
     made.into_iter().try_for_each(|name| call("ip", &["link", "del", name]))
 }
 
-/// The shaper of one end of a link, at which so many bytes may wait before packets are dropped.
+/// The shaper of one end of a link. `queue_bytes` may wait at it before packets are dropped.
 fn shaping(rate: LinkRate, queue_bytes: u64) -> Option<String> {
     let (bits, burst) = (rate.bits_per_s()?, rate.burst_bytes()?);
     Some(format!("root tbf rate {bits}bit burst {burst}b limit {}b", burst + queue_bytes))
@@ -50,8 +50,8 @@ fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }
 
-/// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, over which it sends
-/// and receives at these rates, and the files that name its peers.
+/// Makes host `host`: its name, its network, its link to its rack's bridge, and the files that name its
+/// peers. The host sends and receives at the given rates.
 pub(super) fn add_host(
     host: usize,
     links: &LinkAddresses,
@@ -89,9 +89,9 @@ pub(super) fn add_host(
     Ok(())
 }
 
-/// Tells a host its peers' link addresses. Linux keeps what hosts find out by themselves in one table of
-/// 1,024 for all of a machine's namespaces: 64 hosts that all connect to each other would need four times as
-/// many.
+/// Tells a host its peers' link addresses. Addresses that hosts find out by themselves share one Linux table
+/// of 1,024 entries for all namespaces of a machine. 64 hosts that all connect to each other would need four
+/// times that number.
 fn name_neighbours(host: usize, links: &LinkAddresses) -> Result<()> {
     let peers = (1..=links.hosts).filter(|peer| *peer != host);
     let lines = peers.map(|peer| {
@@ -101,20 +101,20 @@ fn name_neighbours(host: usize, links: &LinkAddresses) -> Result<()> {
     run("ip", &["-n", &host_name(host), "-batch", "-"], &lines.collect::<String>()).map(drop)
 }
 
-/// The hosts' link addresses (MAC), other ones in each lab. By them a job knows hosts whose links it has
-/// measured before, and the same host of another lab may have a link of another rate.
+/// The hosts' link addresses (MAC). By its link address a job recognises a host whose link was measured
+/// before. So each new lab has new addresses, because the same host may have a link of another rate there.
 pub(super) struct LinkAddresses {
     hosts: usize,
     lab: u64,
 }
 
 impl LinkAddresses {
-    /// Those of a new lab of so many hosts.
+    /// Makes addresses for a new lab of `hosts` hosts.
     pub(super) fn new(hosts: usize) -> Self {
         LinkAddresses { hosts, lab: RandomState::new().hash_one(std::process::id()) }
     }
 
-    /// A locally administered address: the lab's bytes, and the last of the host's IPv4 address.
+    /// A locally administered address: the lab's bytes, and the last byte of the host's IPv4 address.
     fn of(&self, host: usize) -> String {
         let ([a, b, c, d, ..], [.., last]) = (self.lab.to_be_bytes(), address(host).octets());
         format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{last:02x}")
@@ -126,8 +126,8 @@ pub(super) fn switch_link(host: usize, is_up: bool) -> Result<()> {
     call("ip", &["link", "set", &bridge_end(host), if is_up { "up" } else { "down" }])
 }
 
-/// Drops all that host `host` sends to other hosts, or no longer. Routes to halves of the network come before
-/// that to all of it.
+/// Makes host `host` drop everything that it sends to other hosts, or ends that. It adds a blackhole route
+/// for each half of the network: these are more specific than the route to the whole network, so they win.
 pub(super) fn block(host: usize, is_blocked: bool) -> Result<()> {
     let change = if is_blocked { "add" } else { "del" };
     let mut halves = ["10.55.0.0/25", "10.55.0.128/25"].into_iter();
@@ -152,7 +152,7 @@ pub(super) fn reshape(host: usize, (sends, receives): (LinkRate, LinkRate)) -> R
             Some(shape) => {
                 call("tc", &[&place[..], &["replace", "dev", end], words(&shape).as_slice()].concat())?;
             }
-            // There is none if it was not shaped.
+            // There is no shaper if the link was not shaped.
             None => {
                 if let Err(cause) = call("tc", &[&place[..], &["del", "dev", end, "root"]].concat()) {
                     tracing::debug!(%cause, "a link without a shaper stays so");
@@ -163,9 +163,10 @@ pub(super) fn reshape(host: usize, (sends, receives): (LinkRate, LinkRate)) -> R
     Ok(())
 }
 
-/// Linux's default for TCP, whatever this machine uses: BBR, for one, paces by a timer for every few packets,
-/// which costs the cores of one machine more than what is measured on them. Reno, which no machine refuses,
-/// where namespaces may not have the default.
+/// Sets TCP's congestion control to Linux's default (cubic), whatever this machine uses. BBR, for example,
+/// sets a timer for every few packets. On one machine for all hosts, the timers would take more processor
+/// time than the measured work. If a namespace may not use the default, it sets Reno, which no machine
+/// refuses.
 fn use_usual_congestion_control(name: &str) {
     let path = "/proc/sys/net/ipv4/tcp_congestion_control";
     let write = |control| call("ip", &["netns", "exec", name, "sh", "-c", &format!("echo {control} > {path}")]);
@@ -175,18 +176,18 @@ fn use_usual_congestion_control(name: &str) {
     }
 }
 
-/// Ends everything that runs on host `host` and removes what there is of it.
+/// Ends everything that runs on host `host`, and removes all parts of the host that exist.
 pub(super) fn remove_host(host: usize) -> Result<()> {
     let name = host_name(host);
-    // The link goes before its namespace, whose removal would take the link away at a time of the kernel's
-    // choosing.
+    // The link is removed before its namespace. Otherwise the kernel would remove the link together with the
+    // namespace, but at some later time.
     let outer = bridge_end(host);
     if interface_exists(&outer) {
         call("ip", &["link", "del", &outer])?;
     }
     if Path::new("/run/netns").join(&name).exists() && files_of(host).exists() {
         for pid in processes_on(&name)? {
-            // It may have ended by itself in between.
+            // The process may have ended by itself in between.
             if let Err(cause) = rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
                 tracing::debug!(?pid, %cause, "a process of an emulated host could not be killed");
             }
@@ -251,14 +252,14 @@ fn output(program: &str, words: &[&str]) -> Result<String> {
     run(program, words, "")
 }
 
-/// What the program writes when it reads `input`.
+/// Runs a program that reads `input`, and returns its output.
 fn run(program: &str, words: &[&str], input: &str) -> Result<String> {
     tracing::debug!("{program} {}", words.join(" "));
     let with_input = || {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        // One that ends before it has read all says why.
+        // A program that ends before it has read all input reports the reason itself.
         drop(child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes())));
         child.wait_with_output()
     };

@@ -1,9 +1,10 @@
 //! Makes emulated hosts share processors by rank instead of by session.
 //!
 //! Linux divides processors among sessions first (autogroups), and MPI's daemon on each emulated host, or
-//! each of its ranks, starts a session. A rank can yield only within its session, so there it yields to
-//! nobody. Real hosts share no processors. So the kernel's switch is off while a lab is up, and a file keeps
-//! its previous value. The switch belongs to the machine: two containers that may both set it interfere.
+//! each of its ranks, starts a session. A rank can yield only to processes of its own session, so it would
+//! yield to nobody. Real hosts share no processors. So the kernel's switch for autogroups is off while a lab
+//! is up, and a file keeps the switch's previous value. The switch belongs to the machine: two containers
+//! that may both set it interfere.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,8 +15,8 @@ use ringpull_base::{Error, Result};
 /// The kernel's switch, which affects processes that start later.
 pub(super) const SWITCH: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
-/// Saves the switch's value in `note`, and switches it off. Changes nothing if that is refused, as in most
-/// containers, whose processes have no autogroups.
+/// Saves the switch's value in `note`, and switches it off. Changes nothing if the kernel refuses, as in most
+/// containers. Processes in containers have no autogroups.
 pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     let Ok(set) = fs::read_to_string(switch) else { return Ok(()) };
     if set.trim() == "0" {
@@ -29,17 +30,18 @@ pub(super) fn level(switch: &Path, note: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Restores the value in `note`, if it exists, and removes it. Warns if that is refused.
+/// Restores the value in the file `note`, if the file exists, and removes the file. Warns if the kernel
+/// refuses the value.
 pub(super) fn restore(switch: &Path, note: &Path) -> Result<()> {
     let set = match fs::read_to_string(note) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
         read => read.map_err(|cause| Error::io("read", note.display(), &cause))?,
     };
-    // It may never have been switched off.
+    // The switch may never have been off.
     if fs::read_to_string(switch).is_ok_and(|now| now != set)
         && let Err(cause) = fs::write(switch, &set)
     {
-        // Not an error, which would prevent every later lab.
+        // This is no error: an error would prevent every later lab.
         tracing::warn!(%cause, "cannot restore {} to {}", switch.display(), set.trim());
     }
     remove(note)
@@ -92,12 +94,13 @@ mod tests {
         level(&switch, &note).unwrap();
         restore(&switch, &note).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        // Nobody may write it, root either.
+        // Nobody may write this file, not even root.
         let refused = Path::new("/proc/version");
         if refused.exists() {
             level(refused, &note).unwrap();
             assert!(!note.exists());
-            // Ended between the note and the refusal, and refused only since.
+            // The first value: the process ended between the note and the refusal. The second: the kernel
+            // refuses only since then.
             for set in [&fs::read(refused).unwrap()[..], b"1\n"] {
                 fs::write(&note, set).unwrap();
                 restore(refused, &note).unwrap();

@@ -1,4 +1,4 @@
-//! A fault and its moment, as a line of the command or an entry of a file says them.
+//! A fault and its moment, read from the command line or from an entry of a file.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use ringpull_harness::link::LinkRate;
 pub struct Fault {
     pub what: FaultKind,
     pub at: Moment,
-    /// The required end. Without it any end but a hang will do.
+    /// The required end. Without it any end is accepted except a hang.
     pub expect: Option<ExpectedEnd>,
 }
 
@@ -30,32 +30,32 @@ pub enum FaultKind {
     Fail(Member),
     /// A process begins its program later than the others.
     Delay(Member, Duration),
-    /// SIGSTOP of a process, and SIGCONT after the time.
+    /// SIGSTOP of a process, and SIGCONT after this time.
     Stop(Member, Duration),
-    /// SIGTERM of a process, and SIGKILL after the grace.
+    /// SIGTERM of a process, and SIGKILL after this grace period.
     Terminate(Member, Duration),
-    /// A process gets no more address space than it has, for the time.
+    /// A process gets no more address space than it has, for this time.
     Limit(Member, Duration),
-    /// The link of an emulated host is down, to the end or for the time.
+    /// The link of an emulated host is down, for this time or to the end.
     Cut(usize, Option<Duration>),
-    /// Loses the data that an emulated host sends to the others, to the end or for the time.
+    /// The data that an emulated host sends to the others is lost, for this time or to the end.
     Block(usize, Option<Duration>),
     /// The connections of an emulated host are reset.
     Reset(usize),
-    /// The link of an emulated host has another rate, to the end or for the time.
+    /// The link of an emulated host has another rate, for this time or to the end.
     Slow(usize, LinkRate, Option<Duration>),
-    /// The file system of this folder is full for the time.
+    /// The file system of this folder is full for this time.
     Fill(PathBuf, Duration),
     /// Nothing can be written in this folder, from the start.
     Forbid(PathBuf),
-    /// Somebody else has made this before the start.
+    /// Another user has made this file or folder before the start.
     Plant(PathBuf, PlantedFile),
 }
 
 /// The exit code of a process that is to fail.
 pub const FAILED: i32 = 3;
 
-/// A file of somebody else's.
+/// A file of another user.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlantedFile {
@@ -79,16 +79,16 @@ pub struct Member {
 /// The moment of a fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Moment {
-    /// At the second step of a job of MPI ranks, or while it runs if it makes no steps; another job's fault
-    /// comes [`USUAL`] after its start, or in the middle of a shorter one.
+    /// In a job of MPI ranks: at its second step, or while it runs if it makes no steps. In another job:
+    /// [`USUAL`] after its start, or in the middle of a job that is shorter.
     Usual,
-    /// So long after the processes have started.
+    /// This time after the processes have started.
     After(Duration),
     /// Once rank 0 has made this many steps.
     Step(u64),
 }
 
-/// The ways in which a job may have to end.
+/// The end that is required of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExpectedEnd {
@@ -96,8 +96,8 @@ pub enum ExpectedEnd {
     GoesOn,
     /// With an error.
     Ends,
-    /// With one of these exit codes, or without them with any: a random fault, which may come before the program
-    /// has begun.
+    /// With one of these exit codes; with `None`, with any exit code. It is for random faults, which may come
+    /// before the program has begun.
     #[serde(skip)]
     Codes(Option<Vec<i32>>),
 }
@@ -200,7 +200,7 @@ fn fault(entry: &FaultEntry) -> std::result::Result<Fault, String> {
 }
 
 /// Faults that every job should survive or report, for ranks on one host or on emulated hosts. An elastic job
-/// goes on without ranks.
+/// can go on without lost ranks.
 pub fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool) -> Vec<Fault> {
     let last = Member { role: Role::Worker, index: ranks - 1 };
     let first = Member { role: Role::Worker, index: 0 };
@@ -224,12 +224,12 @@ pub fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool) -> Ve
 }
 
 impl FaultKind {
-    /// Returns true if it is there when the job starts.
+    /// Returns true if the fault is present when the job starts.
     pub fn is_from_the_start(&self) -> bool {
         matches!(self, FaultKind::Fail(_) | FaultKind::Delay(..) | FaultKind::Forbid(_) | FaultKind::Plant(..))
     }
 
-    /// The process that it is about.
+    /// The process that the fault disturbs.
     pub fn member(&self) -> Option<Member> {
         match self {
             FaultKind::Kill(who)
@@ -242,7 +242,7 @@ impl FaultKind {
         }
     }
 
-    /// Its name in a file of faults.
+    /// The name of the fault in a file of faults.
     pub fn name(&self) -> &'static str {
         match self {
             FaultKind::Kill(_) => "kill",
@@ -263,7 +263,7 @@ impl FaultKind {
 }
 
 impl Fault {
-    /// The time that a job may take beyond an undisturbed one because of it.
+    /// The time that a job may take beyond an undisturbed job, because of the fault.
     pub fn delay(&self) -> Duration {
         match self.what {
             FaultKind::Kill(_)
@@ -282,12 +282,12 @@ impl Fault {
         }
     }
 
-    /// The same, and the time until it comes.
+    /// The delay, and the time until the fault comes.
     pub fn time(&self) -> Duration {
         self.delay() + if let Moment::After(time) = self.at { time } else { Duration::ZERO }
     }
 
-    /// The emulated host that it needs, counted from 1.
+    /// The emulated host that the fault needs, counted from 1.
     pub fn host(&self) -> Option<usize> {
         match self.what {
             FaultKind::Cut(host, _)

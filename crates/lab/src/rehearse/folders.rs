@@ -12,20 +12,20 @@ use ringpull_base::{Error, Result};
 
 use super::fault::{Fault, FaultKind, PlantedFile};
 
-/// The first part of a path in the job's own folder.
+/// A path that begins with this is in the job's own folder.
 const TMPDIR: &str = "TMPDIR";
-/// The names of our files begin so.
+/// The names of our files begin with one of these.
 const OURS: [&str; 2] = ["ringpull", ".ringpull"];
-/// The content of a file that belongs to somebody else.
+/// The content of a file that belongs to another user.
 const PRECIOUS: &str = "precious\n";
-/// The owner of a planted file, if this program may set one: `nobody`.
+/// The owner of a planted file, if this program may set an owner: `nobody`.
 const SOMEBODY: u32 = 65534;
 
-/// The folder for the temporary files of one job, and what is wrong with a folder or a name.
+/// The folder for the temporary files of one job, and the faults of folders.
 pub(super) struct JobFolders {
     disk: Option<SmallDisk>,
     planted: Option<ForeignEntry>,
-    /// Declared last, so removed last: mounts in it end first.
+    /// Declared last, so removed last: mounts in this folder end first.
     own: TempDir,
 }
 
@@ -45,7 +45,7 @@ impl JobFolders {
         Ok(folders)
     }
 
-    /// Mounts a small file system on the folder, unless one is there for an earlier fault.
+    /// Mounts a small file system on the folder, unless an earlier fault has mounted it.
     fn mount(&mut self, folder: &Path, is_read_only: bool) -> Result<()> {
         let folder = self.of(folder);
         match &self.disk {
@@ -70,7 +70,7 @@ impl JobFolders {
         self.disk.as_ref()
     }
 
-    /// The job's wrongs: files that it has left, or changes of somebody else's.
+    /// The wrongs of the job: files that it has left, or changes of another user's files.
     pub(super) fn wrong(&self) -> Option<String> {
         if let Some(harm) = self.planted.as_ref().and_then(ForeignEntry::harm) {
             return Some(harm);
@@ -85,8 +85,8 @@ impl JobFolders {
     }
 }
 
-/// Our files in a folder, and those in our folders there. Sockets of processes that were killed stay until
-/// the next job removes them.
+/// Our files in a folder, and the files in our folders there. Sockets are left out: those of killed processes
+/// stay until the next job removes them.
 fn files_in(folder: &Path) -> Vec<PathBuf> {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let is_ours = |entry: &fs::DirEntry| OURS.iter().any(|name| entry.file_name().to_string_lossy().starts_with(name));
@@ -97,7 +97,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     ours.filter(|entry| !entry.file_type().is_ok_and(|kind| kind.is_socket())).map(|entry| entry.path()).collect()
 }
 
-/// Something at a name that the job may use, which is somebody else's.
+/// An entry of another user, at a name that the job may use.
 struct ForeignEntry {
     path: PathBuf,
     kind: PlantedFile,
@@ -125,7 +125,7 @@ impl ForeignEntry {
         Ok(ForeignEntry { path: path.to_owned(), kind, precious, _folder: folder })
     }
 
-    /// A change that was made to it.
+    /// The change that was made to the entry, if any.
     fn harm(&self) -> Option<String> {
         let path = self.path.display();
         let is_as_before = fs::symlink_metadata(&self.path).is_ok_and(|found| match self.kind {
@@ -153,13 +153,13 @@ impl Drop for ForeignEntry {
     }
 }
 
-/// Gives the file or folder to another user, if this one may, with these rights.
+/// Gives the file or folder the access rights `mode`, and another owner if this process may do so.
 fn give_away(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, PermissionsExt::from_mode(mode))?;
     if rustix::process::geteuid().is_root() { chown(path, Some(SOMEBODY), Some(SOMEBODY)) } else { Ok(()) }
 }
 
-/// A small file system in memory in the place of a folder, while this value lives.
+/// A small file system in memory, mounted on a folder while this value lives.
 pub(super) struct SmallDisk {
     folder: PathBuf,
 }

@@ -1,5 +1,5 @@
-//! One job and its faults, which come one after another: it is started, disturbed, watched to its end and
-//! judged.
+//! One job and its faults, which come one after another. The job is started, disturbed, watched to its end
+//! and judged.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -23,7 +23,7 @@ use crate::hosts::Lab;
 use crate::status_client::step_of;
 use ringpull_harness::interrupt::Interrupt;
 
-/// The command of all jobs, and where it runs.
+/// The command of all jobs, and the hosts on which it runs.
 #[derive(Debug)]
 pub struct Rehearsal<'a> {
     /// The options of `ringpull launch`.
@@ -44,7 +44,7 @@ pub enum End {
     WentOn,
     /// With another exit code.
     Ended(i32),
-    /// Not within its time: it was killed.
+    /// The job did not end within its time, and was killed.
     Hung,
     /// Before the fault came.
     Early(i32),
@@ -58,13 +58,13 @@ pub struct JobOutcome {
     pub end: End,
     /// Seconds from its start to its end.
     pub seconds: f64,
-    /// Seconds from the fault to its end.
+    /// Seconds from the fault to the job's end.
     pub after_fault_s: Option<f64>,
     /// The step of rank 0 at the fault, if it has a store of `dist_sync_mpi`.
     pub step: Option<u64>,
     /// Processes that were left when the job had ended.
     pub left: usize,
-    /// The wrong that it has done to files, if any.
+    /// The wrong that the job has done to files, if any.
     pub harm: Option<String>,
     pub said: JobReport,
     /// The file of its output.
@@ -72,13 +72,13 @@ pub struct JobOutcome {
 }
 
 const LOOK: Duration = Duration::from_millis(20);
-/// The time that processes may take to vanish behind the launcher.
+/// The time that processes may take to vanish after the launcher has ended.
 const VANISH: Duration = Duration::from_secs(5);
 
 impl Rehearsal<'_> {
-    /// Runs the job number `number`, for at most `limit`. A fault that gives no moment comes after `usual` if
-    /// the job's steps cannot be counted. Each of several faults comes when the one before is over; its time
-    /// counts from then.
+    /// Runs job number `number`, for at most `limit`. A fault without a moment comes after `usual` if the
+    /// job's steps cannot be counted. If there are several faults, each comes after the previous fault is
+    /// over, and its time counts from then.
     pub fn run(
         &self,
         number: usize,
@@ -147,7 +147,7 @@ impl Rehearsal<'_> {
         command.arg("launch").arg("--env").arg(format!("{}={mark}", processes::MARK)).args(&self.options);
         if self.shape.has_snapshots() {
             command.arg("--snapshots").arg(temporary);
-            // Only a job with a name has names that somebody else can know.
+            // Another user can know a file's name only if the job has a name.
             let path = if let Some(FaultKind::Plant(path, _)) = fault { path.file_name() } else { None };
             let job = path.and_then(|name| name.to_str()?.strip_prefix("ringpull-elastic-"));
             job.map(|job| command.args(["--job", job]));
@@ -158,8 +158,8 @@ impl Rehearsal<'_> {
         command.spawn().map_err(|cause| Error::io("run", "ringpull launch", &cause))
     }
 
-    /// The words before those of the program, if one of its processes is not to begin, or not at once. That
-    /// happens once, also in a job that is started again.
+    /// The words before those of the program, if the fault is that a process fails or is late at its start.
+    /// The fault happens once, also in a job that is started again.
     fn gate(&self, fault: &FaultKind, temporary: &Path) -> Vec<OsString> {
         let (who, then) = match fault {
             FaultKind::Fail(who) => (who, format!("exit {FAILED}")),
@@ -177,8 +177,8 @@ impl Rehearsal<'_> {
         vec!["sh".into(), "-c".into(), script.into(), temporary.join("met").into()]
     }
 
-    /// Waits for the job's processes to vanish; how many have not. Those on a host that was cut off have the
-    /// limit of silence to notice it.
+    /// Waits for the job's processes to vanish, and returns the number of those that have not. Processes on a
+    /// host that was cut off may take the limit of silence to notice the cut.
     fn wait_for_nobody(mark: &str, silence: Duration) -> usize {
         let begun = Instant::now();
         loop {
@@ -209,7 +209,7 @@ fn end(child: &mut Child, mark: &str) -> Result<std::process::ExitStatus> {
 /// The progress of a job's faults.
 struct FaultProgress<'a> {
     mark: &'a str,
-    /// The one that is under way or over, or the next, and those behind it.
+    /// The fault that is under way, over or next, followed by the later faults.
     faults: &'a [Fault],
     lab: Option<&'a Lab>,
     folders: &'a JobFolders,
@@ -225,14 +225,14 @@ struct FirstSeen {
     pid: Pid,
     at: Instant,
     is_of_mpi: bool,
-    /// The time at which it first said its step.
+    /// The time at which the process first reported its step.
     answered: Option<Instant>,
 }
 
-/// Returns true if a fault comes now: `since` the first process is there, when its present step, if that is
-/// counted, is `present`, and has been known for so long. By default the second step counts. A program that
-/// makes no steps, as its collectives have no names, has half of `usual` instead, which begins when its start
-/// is over.
+/// Returns true if a fault comes now. The first process exists for the time `since`. Its present step is
+/// `present`, if steps are counted, and has been known for the time `known`. By default a fault comes at the
+/// second step. A program whose collectives have no names makes no steps: its fault comes half of `usual`
+/// after its start is over.
 fn is_time(
     at: Moment,
     is_of_mpi: bool,
@@ -260,7 +260,7 @@ impl FaultProgress<'_> {
         let Some((fault, rest)) = self.faults.split_first() else { return Ok(()) };
         match self.state {
             FaultState::Before => {
-                // A process that has ended was one that came before the program.
+                // A process that has ended was a helper process that ran before the program.
                 let first = self.first.filter(|first| processes::is_alive(first.pid)).or_else(|| {
                     let (pid, is_of_mpi) =
                         processes::find(self.mark, Member { role: Role::Worker, index: 0 }, self.workers)?;
@@ -309,13 +309,13 @@ impl FaultProgress<'_> {
             (FaultKind::Reset(host), Some(lab)) => lab.reset(*host)?,
             (FaultKind::Slow(host, rate, _), Some(lab)) => lab.reshape(*host, Some(*rate))?,
             (FaultKind::Fill(..), _) => self.folders.disk().map_or(Ok(()), SmallDisk::fill)?,
-            // Those of hosts are refused without them, and the others are there.
+            // Faults of hosts are refused if there are no hosts; the other faults have begun already.
             _ => {}
         }
         Ok(())
     }
 
-    /// Ends the fault, if it is under way.
+    /// Ends the fault's effect, if the fault is under way.
     fn undo(&mut self) -> Result<()> {
         let FaultState::Under { at, step, pid } = self.state else { return Ok(()) };
         self.state = FaultState::Over { at, step };

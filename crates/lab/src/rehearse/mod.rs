@@ -4,7 +4,7 @@
 //! - [`fault`]: kinds of faults, and their moments; [`random`]: faults drawn from a seed;
 //! - [`shape`]: the exit code that has to follow;
 //! - [`job`]: one job and its fault; `folders`: its files; `processes`: finds its processes;
-//! - `said`: the lines in which it reports the fault.
+//! - `said`: the lines in which the job reports the fault.
 
 pub mod fault;
 mod folders;
@@ -41,9 +41,9 @@ pub struct RehearsalResult {
 
 #[derive(Debug, Serialize)]
 struct FaultRow {
-    /// The fault as people read it, or `nothing`.
+    /// The fault in words, or `nothing`.
     fault: String,
-    /// The wrong of its end, if any.
+    /// The reason why the job's end is wrong, if it is wrong.
     wrong: Option<String>,
     #[serde(flatten)]
     outcome: JobOutcome,
@@ -51,11 +51,13 @@ struct FaultRow {
 
 /// An undisturbed job that takes longer has hung.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Longer than any end of a job needs besides the limits of silence: the grace of processes.
+/// The most time that a job needs for its end beyond the limits of silence. It covers the grace period of
+/// processes.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// Runs the job without a fault, and then once for each of these, or once for all of them `together`. A job
-/// that takes longer than three times the undisturbed one, its faults and a minute has hung.
+/// Runs the job without a fault, and then once for each of `faults`, or once for all of them `together`. A
+/// job has hung if it takes longer than three times the undisturbed job, plus the time of its faults, plus a
+/// minute.
 pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> Result<RehearsalResult> {
     let ends = |fault: &&Fault| fault.what.is_from_the_start() || fault.expect == Some(ExpectedEnd::Ends);
     if let Some(fault) = faults.iter().find(ends).filter(|_| together) {
@@ -97,7 +99,7 @@ pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> 
     Ok(rehearsed)
 }
 
-/// The faults of a job as people read them, of many the first ones.
+/// The faults of a job in words. Of many faults, only the first ones.
 fn words_of(faults: &[Fault]) -> String {
     const SHOWN: usize = 3;
     let words: Vec<String> = faults.iter().take(SHOWN).map(Fault::to_string).collect();
@@ -105,11 +107,11 @@ fn words_of(faults: &[Fault]) -> String {
     words.join("; ") + &if more == 0 { String::new() } else { format!("; and {more} more") }
 }
 
-/// Returns the wrong of the end of a job that met a fault.
+/// Returns the reason why the end of a disturbed job is wrong, if it is wrong.
 fn wrong(fault: &Fault, shape: &JobShape, outcome: &JobOutcome) -> Option<String> {
     let ends_a_rank =
         matches!(fault.what, FaultKind::Kill(who) | FaultKind::Terminate(who, _) if who.role == Role::Worker);
-    // A random fault may come before the program has begun, or when it is done.
+    // A random fault may come before the program has begun, or after it has finished.
     let is_random = matches!(fault.expect, Some(ExpectedEnd::Codes(_)));
     let has_survivors = !is_random && !fault.what.is_from_the_start() && (shape.workers > 1 || !ends_a_rank);
     let says_why = has_survivors && shape.may_say_why(&fault.what);
@@ -128,7 +130,7 @@ fn wrong(fault: &Fault, shape: &JobShape, outcome: &JobOutcome) -> Option<String
         }
         (End::WentOn, Some(ExpectedEnd::Ends)) => unexpected("ends with an error"),
         (End::Ended(_), Some(ExpectedEnd::GoesOn)) => unexpected("goes on"),
-        (End::Ended(_), _) if outcome.said.ranks == 0 && says_why => Some("no rank said why".to_owned()),
+        (End::Ended(_), _) if outcome.said.ranks == 0 && says_why => Some("no rank reported an error".to_owned()),
         _ => match outcome.left {
             0 => outcome.harm.clone(),
             1 => Some("1 process is left".to_owned()),
@@ -148,12 +150,12 @@ fn words(end: &End) -> String {
 }
 
 impl RehearsalResult {
-    /// Returns true if every job ended as it may.
+    /// Returns true if every job ended in an allowed way.
     pub fn is_well(&self) -> bool {
         self.jobs.iter().all(|row| row.wrong.is_none())
     }
 
-    /// The table for a terminal, and under it what is wrong and what each failed job said.
+    /// The table for a terminal. Below it are the wrong ends, and the messages of each failed job.
     pub fn table(&self, ranks: usize) -> String {
         let usual = self.jobs.first().map_or(0.0, |row| row.outcome.seconds);
         let cells = self.jobs.iter().map(|row| {
@@ -189,7 +191,7 @@ mod tests {
     use super::fault::{Member, Moment};
     use super::*;
 
-    /// A job without a word of its ranks: `mpirun` has ended it if it has lost a connection of its own.
+    /// A job in which no rank wrote an error: `mpirun` ends a job if `mpirun` itself has lost a connection.
     #[test]
     fn ranks_have_to_say_why_their_job_ends_unless_their_mpirun_has_lost_a_connection() {
         let outcome = JobOutcome {
@@ -205,7 +207,7 @@ mod tests {
         let ranks = JobShape { workers: 3, hosts: 2, ..JobShape::default() };
         let servers = JobShape { servers: 1, ..ranks.clone() };
         let hybrid = JobShape { is_hybrid: true, ..servers.clone() };
-        let silent = Some("no rank said why".to_owned());
+        let silent = Some("no rank reported an error".to_owned());
         for (what, expected) in [
             (FaultKind::Reset(1), [None, silent.clone(), None]),
             (FaultKind::Cut(1, None), [silent.clone(), silent.clone(), silent.clone()]),

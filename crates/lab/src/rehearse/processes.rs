@@ -1,4 +1,4 @@
-//! The processes of a rehearsed job, by the mark in their environment.
+//! The processes of a rehearsed job, found by the mark in their environment.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,7 +12,7 @@ use super::fault::Member;
 /// The variable that every process of the job inherits.
 pub(super) const MARK: &str = "REHEARSED_JOB";
 
-/// Programs that start another one or bring its output to the terminal: never the rank itself.
+/// Programs that start other programs or bring their output to the terminal. None of them is the rank itself.
 const HELPERS: [&str; 6] = ["sh", "bash", "cat", "env", "nsenter", "ip"];
 
 /// A process of the job, as the kernel shows it.
@@ -25,7 +25,7 @@ struct ObservedProcess {
     environment: String,
 }
 
-/// Every process with this mark that has not ended.
+/// Every process with this mark that is alive.
 fn all(mark: &str) -> Vec<ObservedProcess> {
     let wanted = format!("{MARK}={mark}");
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -36,7 +36,7 @@ fn all(mark: &str) -> Vec<ObservedProcess> {
         let environment = String::from_utf8_lossy(&fs::read(format!("{folder}/environ")).ok()?).into_owned();
         let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
         let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-        // The fourth field and the 22nd; the name is the second.
+        // Fields 4 and 22 of `stat`. The name is field 2.
         let mut fields = rest.split_whitespace();
         let parent = fields.nth(1)?.parse().ok()?;
         let begun = fields.nth(17)?.parse().ok()?;
@@ -62,7 +62,7 @@ impl ObservedProcess {
             Role::Scheduler => has_role(Role::Scheduler),
             Role::Helper => is_rank(workers + member.index),
             Role::Server => has_role(Role::Server) && numbered("DMLC_SERVER_ID", member.index),
-            // A rank of a job with servers has no number among their workers.
+            // In a hybrid job the variables of a rank have no number of a worker.
             Role::Worker if has_role(Role::Worker) && !is_rank(member.index) => {
                 numbered("DMLC_WORKER_ID", member.index)
             }
@@ -71,9 +71,10 @@ impl ObservedProcess {
     }
 }
 
-/// The process that runs the program as `member` of a job of so many workers: the oldest one below the
-/// launcher's wrapper that is not a helper's; and whether it is a rank of MPI, not of a job with servers.
-/// Before the wrapper is there its words pass through other programs, which have the same environment.
+/// Returns the process that runs the program as `member` of a job of `workers` workers: the oldest process
+/// below the launcher's wrapper that is not one of [`HELPERS`]. The flag is true if it is a rank of MPI, and
+/// false in a job with servers. Before the wrapper starts, other programs with the same environment pass its
+/// words on.
 pub(super) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, bool)> {
     let all = all(mark);
     let wrappers: Vec<i32> = all.iter().filter(|seen| is_wrapper(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
@@ -86,8 +87,8 @@ pub(super) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, b
     Some((found.pid, !found.environment.contains("DMLC_ROLE=")))
 }
 
-/// Returns true if the process is this program, above a rank: the launcher puts the file that runs now there,
-/// whatever its name is.
+/// Returns true if the process is the wrapper above a rank, which runs this program's own file, whatever the
+/// file's name is.
 fn is_wrapper(pid: Pid) -> bool {
     let file = |folder: &str| fs::metadata(format!("{folder}/exe")).ok().map(|file| (file.dev(), file.ino()));
     let folder = format!("/proc/{}", pid.as_raw_pid());
@@ -96,8 +97,8 @@ fn is_wrapper(pid: Pid) -> bool {
     is_rank && file(&folder).is_some_and(|program| Some(program) == file("/proc/self"))
 }
 
-/// Lets the process have no more address space than it has now, or as much as this program may have. The
-/// process may have ended.
+/// Limits the process to the address space that it has now; if `is_limited` is false, gives it this program's
+/// own limit again. The process may have ended.
 pub(super) fn limit(pid: Pid, is_limited: bool) {
     let sizes = fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_pid())).unwrap_or_default();
     let Some(pages) = sizes.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok()) else { return };
@@ -108,12 +109,12 @@ pub(super) fn limit(pid: Pid, is_limited: bool) {
     }
 }
 
-/// Returns true if the process has not ended.
+/// Returns true if the process is alive.
 pub(super) fn is_alive(pid: Pid) -> bool {
     test_kill_process(pid).is_ok()
 }
 
-/// The number of the job's processes, but for helpers.
+/// The number of the job's processes, without [`HELPERS`].
 pub(super) fn count(mark: &str) -> usize {
     all(mark).iter().filter(|seen| !seen.is_helper()).count()
 }

@@ -7,7 +7,7 @@ use ringpull_workload::sparse::mixed;
 use super::fault::{ExpectedEnd, Fault, FaultKind, Moment, PlantedFile};
 use super::shape::JobShape;
 
-/// Numbers that look random and follow from a seed.
+/// Numbers that look random and are determined by a seed.
 struct RandomFaults(u64);
 
 impl RandomFaults {
@@ -21,14 +21,14 @@ impl RandomFaults {
     }
 }
 
-/// Draws faults for a job whose processes are lost after `silence`, each with the exit codes that have to
-/// follow. `may_mount` is true if folders can be full or forbidden.
+/// Draws faults, each with the required exit codes. A process of the job is lost after `silence` without a
+/// heartbeat. `may_mount` is true if folders can be full or forbidden.
 pub fn draw(count: usize, seed: u64, shape: &JobShape, silence: Duration, may_mount: bool) -> Vec<Fault> {
     let mut random = RandomFaults(seed);
     (0..count).map(|_| one(&mut random, shape, silence, may_mount)).collect()
 }
 
-/// Draws faults for one job that has to go on after each of them.
+/// Draws faults for one job, which must go on after each fault.
 pub fn draw_together(count: usize, seed: u64, shape: &JobShape, silence: Duration) -> Vec<Fault> {
     let mut random = RandomFaults(seed);
     let names: &[&str] = if shape.hosts > 1 { &["stop", "cut", "block"] } else { &["stop"] };
@@ -79,10 +79,10 @@ fn one(random: &mut RandomFaults, shape: &JobShape, silence: Duration, may_mount
     let at = if what.is_from_the_start() { Moment::Usual } else { random.of(&moments) };
     let mut codes = shape.codes(&what, time > silence);
     if at != Moment::Usual && matches!(what, FaultKind::Limit(..)) {
-        // An interpreter that lacks memory before its program begins ends as it likes.
+        // An interpreter that lacks memory before its program begins may end with any code.
         codes = None;
     } else if at != Moment::Usual {
-        // A process that has no store yet is waited for, and then it is only late.
+        // If the process has no store yet, the others wait for it, so it is only late.
         codes.iter_mut().for_each(|codes| codes.extend(shape.codes(&what, false).into_iter().flatten()));
     }
     Fault { what, at, expect: Some(ExpectedEnd::Codes(codes)) }
@@ -106,7 +106,7 @@ mod tests {
         let members: BTreeSet<String> =
             of(7, true).iter().filter_map(|fault| fault.what.member()).map(|who| who.to_string()).collect();
         assert_eq!(members.len(), 6, "{members:?}");
-        // Of each it is known that it is random, also where any exit code will do.
+        // Every fault is marked as random, also if any exit code is allowed.
         let are_known = |codes: &Option<_>| matches!(codes, Some(ExpectedEnd::Codes(_)));
         assert!(of(7, true).iter().all(|fault| are_known(&fault.expect)));
     }

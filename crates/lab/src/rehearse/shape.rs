@@ -16,7 +16,7 @@ pub struct JobShape {
     pub hosts: usize,
     /// True if the workers of a job with servers are ranks of MPI.
     pub is_hybrid: bool,
-    /// The fewest workers that an elastic job goes on with.
+    /// The fewest workers with which an elastic job goes on.
     pub least: Option<usize>,
 }
 
@@ -26,12 +26,12 @@ const TERMINATED: i32 = 128 + 15;
 const ERROR: i32 = 1;
 
 impl JobShape {
-    /// Returns true if its processes have snapshots in a folder.
+    /// Returns true if the job's processes keep snapshots in a folder.
     pub fn has_snapshots(&self) -> bool {
         self.least.is_some() && self.servers == 0
     }
 
-    /// Returns true if it needs MPI.
+    /// Returns true if the job needs MPI.
     fn has_ranks(&self) -> bool {
         self.servers == 0 || self.is_hybrid
     }
@@ -48,35 +48,35 @@ impl JobShape {
         roles.into_iter().flat_map(|(role, count)| of(role, count)).collect()
     }
 
-    /// The exit codes with which the job may end after a fault; `None` if any will do. `is_lost`: whether a
-    /// process that does not answer for so long is lost to the others.
+    /// The exit codes with which the job may end after a fault. `None` if any code is allowed. `is_lost` is
+    /// true if a process that stops for the fault's time is lost to the others.
     pub fn codes(&self, fault: &FaultKind, is_lost: bool) -> Option<Vec<i32>> {
         let of = |who: &Member, code| Some(vec![self.code_after(*who, code)]);
         match fault {
             FaultKind::Kill(who) => of(who, KILLED),
             FaultKind::Fail(who) => of(who, FAILED),
-            // A program may well end in its own way.
+            // A program may handle the signal and end by itself.
             FaultKind::Terminate(who, _) => of(who, TERMINATED),
             FaultKind::Stop(who, _) if is_lost && who.role == Role::Worker && self.least.is_none() => of(who, ERROR),
-            // The launcher kills the worker without which the job has gone on.
+            // The job goes on without the worker, and the launcher kills the worker.
             FaultKind::Stop(who, _) if is_lost && who.role == Role::Worker => of(who, KILLED),
-            // What the workers have left to do may need neither scheduler nor helpers.
+            // The rest of the workers' work may need neither the scheduler nor helpers.
             FaultKind::Stop(who, _) if is_lost && [Role::Scheduler, Role::Helper].contains(&who.role) => {
                 Some(vec![0, ERROR])
             }
             FaultKind::Stop(..) if is_lost => Some(vec![ERROR]),
-            // The program gets an error, or needs no more.
+            // The program gets an error, or needs no more memory.
             FaultKind::Limit(who, _) => Some(vec![0, self.code_after(*who, ERROR)]),
             FaultKind::Cut(_, time) | FaultKind::Block(_, time) if time.is_none() => None,
-            // MPI may end a job for each of these.
+            // Each of these faults may make MPI end the job.
             FaultKind::Reset(_) | FaultKind::Forbid(_) if self.has_ranks() => None,
             FaultKind::Fill(..) if self.has_ranks() => Some(vec![0, ERROR]),
-            // The folder of snapshots is the only one without which there is no job.
+            // The folder of snapshots is the only folder that a job cannot do without.
             FaultKind::Plant(path, _) => {
                 let is_needed = self.has_snapshots() && path.to_string_lossy().contains("ringpull-elastic-");
                 Some(vec![if is_needed { ERROR } else { 0 }])
             }
-            // It costs time.
+            // The fault only costs time.
             FaultKind::Stop(..)
             | FaultKind::Delay(..)
             | FaultKind::Cut(..)
@@ -88,16 +88,16 @@ impl JobShape {
         }
     }
 
-    /// Returns true if ranks have the time to say why the job ends. `mpirun` ends a job at once when it has lost
-    /// a connection of its own.
+    /// Returns true if ranks have the time to report why the job ends. `mpirun` ends a job at once when
+    /// `mpirun` itself has lost a connection.
     pub fn may_say_why(&self, fault: &FaultKind) -> bool {
         !self.has_ranks() || !matches!(fault, FaultKind::Reset(_))
     }
 
-    /// The exit code of the job when this process, as the first one, has ended with `code` in its middle.
+    /// The exit code of the job if this process is the first to end, in the middle of the job, with `code`.
     fn code_after(&self, who: Member, code: i32) -> i32 {
         if self.servers == 0 && self.least.is_some() {
-            // It starts again, or goes on in place.
+            // The job starts again, or goes on without a restart.
             return 0;
         }
         if self.servers == 0 || (self.is_hybrid && who.role == Role::Worker) {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::rehearse::fault::PlantedFile;
 
-    /// The exit codes of a job in each of whose processes something ends.
+    /// The exit codes of a job for each of its processes and each way in which the process may be lost.
     #[test]
     fn the_table_of_ends_says_how_a_job_ends() {
         let plain = JobShape { workers: 2, servers: 1, ..JobShape::default() };
@@ -164,7 +164,7 @@ mod tests {
                 table.extend([format!("{kind} {who}: {}\n", codes.join(" "))]);
             }
         }
-        // Killed, failed, stopped for long, stopped for a moment, without memory.
+        // The columns: killed, failed, stopped for long, stopped for a moment, without memory.
         let expected = "\
 ranks rank 0: [137] [3] [1] [0] [0, 1]
 ranks helper 0: [137] [3] [0, 1] [0] [0, 1]

@@ -1,25 +1,26 @@
-//! The decisions of an elastic job, as functions of its knowledge: no clock, no process, no host.
+//! The decisions of an elastic job, as pure functions: without a clock, a process or a host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A host by its name, and how many ranks it takes.
+/// A host: its name and the number of ranks that it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) name: String,
     pub(crate) slots: usize,
 }
 
-/// The host of each rank, by its index: each host once for each of its slots, round robin, at most `most`.
+/// Returns the index of each rank's host: each host once for each of its slots, round robin, at most `most`
+/// ranks.
 pub(super) fn choose(present: &[Offer], most: usize) -> Vec<usize> {
     let turns = present.iter().map(|offer| offer.slots).max().unwrap_or(0);
     let slots = (0..turns).flat_map(|turn| (0..present.len()).filter(move |at| present[*at].slots > turn));
     slots.take(most).collect()
 }
 
-/// The number of workers that a job that runs on `running`, a host's name for each rank, would have on the
-/// hosts that are present now; `None` if it has no reason to be started again: it would not have more
-/// workers, and every host that it uses is still offered, or else too few would be left.
+/// Returns the number of workers that a job would have if it were started again on the hosts that are present
+/// now. `running` has the name of each rank's host. Returns `None` if the job should go on: it would not have
+/// more workers and all of its hosts are still offered, or it would have too few workers.
 pub(super) fn change(running: &[String], present: &[Offer], least: usize, most: usize) -> Option<usize> {
     let wanted = choose(present, most).len();
     let uses = |name: &str| running.iter().filter(|host| *host == name).count();
@@ -29,10 +30,10 @@ pub(super) fn change(running: &[String], present: &[Offer], least: usize, most: 
     (wanted >= least && (wanted > running.len() || loses_one)).then_some(wanted)
 }
 
-/// For how long a host that has failed again is left out.
+/// The times for which a host is left out after repeated failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cooldown {
-    /// After its second failure; it doubles with each one that follows.
+    /// The time after the host's second failure. It doubles with each further failure.
     pub(crate) first: Duration,
     pub(crate) longest: Duration,
 }
@@ -43,11 +44,11 @@ impl Default for Cooldown {
     }
 }
 
-/// The time after which the next failure counts as the first: from a failure, or from the return of a host
-/// that was left out.
+/// The time after which the next failure counts as the first one. It counts from the last failure, or from
+/// the return of a host that was left out.
 const FORGIVEN: Duration = Duration::from_secs(600);
 
-/// The hosts that have failed. Times are since the job's start.
+/// The hosts that have failed. Times count from the job's start.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Suspects {
     hosts: BTreeMap<String, Suspect>,
@@ -57,12 +58,13 @@ pub(super) struct Suspects {
 #[derive(Debug, Clone)]
 struct Suspect {
     failures: u32,
-    /// When it failed last, or when it was taken in again after that.
+    /// The time of the host's last failure, or of its return after this failure.
     since: Duration,
 }
 
 impl Suspects {
-    /// Counts a failure of the host; how long it is left out, if it has failed before, or has never run well.
+    /// Counts a failure of the host. If the host has failed before or has never run well, returns the time
+    /// for which it is left out.
     fn blame(&mut self, host: &str, is_new: bool, now: Duration) -> Option<Duration> {
         let Cooldown { first, longest } = self.cooldown;
         let suspect = self.hosts.entry(host.to_owned()).or_insert(Suspect { failures: 0, since: now });
@@ -83,7 +85,7 @@ impl Suspects {
         self.hosts.get(host).is_some_and(|suspect| suspect.since > now)
     }
 
-    /// The hosts that are left out, each with the seconds until it is not.
+    /// The hosts that are left out, each with the seconds until its return.
     pub(super) fn left_out(&self, now: Duration) -> Vec<String> {
         let out = self.hosts.iter().filter(|(_, suspect)| suspect.since > now);
         out.map(|(host, suspect)| format!("{host} ({} s more)", suspect.since.saturating_sub(now).as_secs() + 1))
@@ -95,20 +97,20 @@ impl Suspects {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) code: i32,
-    /// The hosts that were lost, or lost a rank.
+    /// The hosts that were lost or have lost a rank.
     pub(super) hosts: Vec<String>,
-    /// True if a rank ended by itself, on the host that is named. Its program or that host is the cause.
+    /// True if a rank ended by itself, on the host in `hosts`. The program or this host is the cause.
     pub(super) is_exit: bool,
 }
 
 impl Failure {
-    /// Returns true if this is the other failure again. A program's error may come on any host.
+    /// Returns true if this is the same failure as the other one. A program's error may occur on any host.
     fn is_like(&self, other: &Failure) -> bool {
         self.code == other.code && self.is_exit == other.is_exit && (self.is_exit || self.hosts == other.hosts)
     }
 }
 
-/// The knowledge of a job about its generations.
+/// A job's history of its generations.
 #[derive(Debug, Default)]
 pub(super) struct GenerationHistory {
     pub(super) suspects: Suspects,
@@ -120,9 +122,9 @@ pub(super) struct GenerationHistory {
 /// The consequence of a failure.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Consequence {
-    /// The hosts that are left out from now on, and for how long.
+    /// The hosts that are left out from now on, each with the time.
     pub(super) left_out: Vec<(String, Duration)>,
-    /// The number of failures since the last snapshot, if another restart mends nothing.
+    /// The number of failures since the last snapshot, if another restart would not help.
     pub(super) hopeless: Option<u32>,
 }
 
@@ -131,7 +133,7 @@ impl GenerationHistory {
         GenerationHistory { suspects: Suspects { cooldown, ..Suspects::default() }, ..GenerationHistory::default() }
     }
 
-    /// A generation went on without ranks that it has lost on these hosts at these times.
+    /// Records that a generation went on in place after it had lost ranks on these hosts at these times.
     pub(super) fn lose_in_place(
         &mut self,
         losses: impl Iterator<Item = (String, Duration)>,
@@ -139,14 +141,14 @@ impl GenerationHistory {
         losses.filter_map(|(host, when)| self.suspects.blame(&host, false, when).map(|out| (host, out))).collect()
     }
 
-    /// A generation cannot begin on these hosts: they are left out for so long.
+    /// Records that a generation cannot begin on these hosts. Returns the time for which each is left out.
     pub(super) fn leave_out(&mut self, hosts: impl Iterator<Item = String>, now: Duration) -> Vec<(String, Duration)> {
         hosts.filter_map(|host| self.suspects.blame(&host, true, now).map(|out| (host, out))).collect()
     }
 
-    /// A generation on these hosts has ended, with a failure if it has one. If it made no snapshot and lost
-    /// none of the hosts that had made some, those that had made none are the cause: a host may lack the
-    /// program.
+    /// Records the end of a generation on these hosts, with its failure if it has failed. If it made no
+    /// snapshot, and no host with an earlier snapshot was lost, the hosts without an earlier snapshot are the
+    /// cause: a host may lack the program.
     pub(super) fn add(
         &mut self,
         hosts: &BTreeSet<String>,
@@ -156,7 +158,7 @@ impl GenerationHistory {
     ) -> Consequence {
         if has_progressed {
             self.proven.extend(hosts.iter().cloned());
-            // Also if it ended without a failure, for other hosts.
+            // Also if it ended without a failure, because hosts had changed.
             self.repeats = Repeats::default();
         }
         let Some(mut failure) = failure else { return Consequence { left_out: Vec::new(), hopeless: None } };
@@ -176,9 +178,9 @@ impl GenerationHistory {
     }
 }
 
-/// So many equal failures in a row without a new snapshot are ones that no restart mends.
+/// After this number of equal failures in a row without a new snapshot, a restart does not help.
 const HOPELESS: u32 = 3;
-/// And so many failures of any kind.
+/// After this number of failures of any kind without a new snapshot, a restart does not help.
 const AT_ALL: u32 = 10;
 
 /// Counts equal failures in a row.
@@ -190,7 +192,7 @@ struct Repeats {
 }
 
 impl Repeats {
-    /// Counts a failure; how many there were since the last snapshot, if no restart mends it.
+    /// Counts a failure. If a restart does not help, returns the number of failures since the last snapshot.
     fn is_hopeless(&mut self, failure: Failure, has_progressed: bool) -> Option<u32> {
         let is_same = !has_progressed && self.last.as_ref().is_some_and(|last| last.is_like(&failure));
         self.times = if is_same { self.times + 1 } else { 1 };
@@ -289,7 +291,7 @@ mod tests {
         assert!(past.suspects.is_left_out("a", at(3)) && !past.suspects.is_left_out("a", at(4)));
         assert_eq!(past.add(&hosts("b"), failure("b"), false, at(3)), out(Vec::new(), Some(3)), "it is the program");
         assert_eq!(past.add(&all, failure("a"), true, at(9)), out(vec![("a".to_owned(), at(3))], None), "its third");
-        // A host that has made no snapshot is rather the cause.
+        // A host that has made no snapshot is the more likely cause.
         assert_eq!(past.add(&hosts("a b c"), failure("b"), false, at(20)).left_out, [("c".to_owned(), at(2))]);
     }
 

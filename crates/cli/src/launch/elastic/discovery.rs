@@ -1,5 +1,5 @@
-//! The hosts that an elastic job may run on now: those of a script's output, of a hostfile as it is now, the
-//! emulated ones, or this host.
+//! The hosts on which an elastic job may run now: those of a script's output, those in the present content of
+//! a hostfile, the emulated hosts, or this host.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,13 +20,13 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The source of the hosts.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
-    /// This host, with so many slots.
+    /// This host, with this number of slots.
     Here(usize),
-    /// The lines of a program's output: `host[:slots]`, and the slots of a host whose line has no number.
+    /// The lines `host[:slots]` of a program's output, and the number of slots for a line without a number.
     Script(PathBuf, usize),
     /// A hostfile, which may change, or a list of hosts.
     Hosts(HostList),
-    /// All emulated hosts, with a slot each.
+    /// All emulated hosts, with one slot each.
     Lab,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Discovery {
     pub(crate) port: Option<u16>,
 }
 
-/// A host, as decisions know it and as processes are started there.
+/// A present host: its offer for the decisions, and its place for starting processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PresentHost {
     pub(crate) offer: Offer,
@@ -48,7 +48,7 @@ pub(crate) struct PresentHost {
 }
 
 impl Discovery {
-    /// The hosts that are listed, and wanted by their names.
+    /// The listed hosts for which `is_wanted` is true.
     pub(super) fn listed(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PresentHost>> {
         let hosts = match &self.source {
             Source::Here(slots) => return Ok(vec![found(Host::Local, *slots)]),
@@ -65,7 +65,7 @@ impl Discovery {
         Ok(found.into_iter().filter(|found| !are_others || is_wanted(&found.offer.name)).collect())
     }
 
-    /// Those of them that answer; this one does.
+    /// The listed and wanted hosts that answer. This host always does.
     pub(super) fn present(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PresentHost>> {
         let listed = self.listed(is_wanted)?;
         let by_ssh: Vec<hostfile::SshHost> = listed
@@ -103,7 +103,7 @@ fn output_of(script: &std::path::Path) -> Result<String> {
         )
     };
     let program = if script.components().count() == 1 && script.exists() {
-        // A name alone would be searched in PATH.
+        // A name without a path would be searched in PATH.
         std::path::Path::new(".").join(script)
     } else {
         script.to_path_buf()

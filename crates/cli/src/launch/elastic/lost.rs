@@ -1,15 +1,15 @@
-//! The ranks and hosts that a job has lost, by what Open MPI's `mpirun` and the ranks say of it. MPICH's
-//! `mpiexec` says it on stdout, among the output of ranks, where it is not read.
+//! The ranks and hosts that a job has lost, read from messages of Open MPI's `mpirun` and of the ranks.
+//! MPICH's `mpiexec` prints such messages to stdout, among the output of ranks, where they are not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use ringpull_lab::ends::is_of_signal;
 
-/// The report.
+/// The losses reported so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Lost {
-    /// Ranks that `mpirun` says were ended by a signal, with that.
+    /// Ranks that a signal has ended, as `mpirun` reports, with the signal.
     killed: Vec<(usize, String)>,
     /// Ranks that have ended by themselves, with their exit codes.
     failed: Vec<(usize, String)>,
@@ -17,11 +17,11 @@ pub(super) struct Lost {
     hosts: BTreeSet<String>,
     /// Ranks that other ranks have lost.
     missed: BTreeSet<usize>,
-    /// Ranks without which the others go on, and when that was said.
+    /// Ranks without which the others go on, with the time of this message.
     in_place: BTreeMap<usize, Instant>,
     /// The rank of a report that is not complete: Open MPI gives its exit code in the next line.
     reported: Option<usize>,
-    /// True if the signal of the last one of `killed` is in the next line, as Open MPI 5 has it.
+    /// True if the next line has the signal of the last rank in `killed`, as with Open MPI 5.
     is_signal_next: bool,
 }
 
@@ -66,7 +66,7 @@ impl Lost {
         }
     }
 
-    /// Records that a rank has ended, by its name and exit code, as its wrapper has told the launcher.
+    /// Records the end of a rank by its name and exit code, as its wrapper has reported them to the launcher.
     pub(super) fn end(&mut self, name: &str, code: Option<i32>) {
         let Some(rank) = name.strip_prefix("rank ").and_then(number) else { return };
         match code.filter(|code| !is_of_signal(*code)) {
@@ -75,45 +75,45 @@ impl Lost {
         }
     }
 
-    /// The ranks that the job goes on without, by the numbers that they started with, and since when.
+    /// The ranks without which the job goes on, by their numbers at the start, with the time of the loss.
     pub(super) fn in_place(&self) -> &BTreeMap<usize, Instant> {
         &self.in_place
     }
 
-    /// The number that a rank of the job, as it is by now, started with.
+    /// The number at the start of the rank that now has the number `rank`.
     fn started(&self, rank: usize) -> usize {
         let gone = self.in_place.keys();
         gone.fold(rank, |started, gone| if *gone <= started { started.saturating_add(1) } else { started })
     }
 
-    /// The lost ranks: those that `mpirun` names, or else those that others miss.
+    /// The lost ranks: those that `mpirun` names, or else those that other ranks report as lost.
     fn ranks(&self) -> BTreeSet<usize> {
         if self.killed.is_empty() { self.missed.clone() } else { self.killed.iter().map(|(rank, _)| *rank).collect() }
     }
 
-    /// The first rank that has ended by itself: not because it lost another one.
+    /// The first rank that has ended by itself, not because it lost another rank.
     fn first_failed(&self) -> Option<&(usize, String)> {
         self.failed.iter().find(|(rank, _)| self.missed.is_empty() || self.missed.contains(rank))
     }
 
-    /// Returns true if a rank has ended by itself, and took the others with it.
+    /// Returns true if a rank has ended by itself, so that the others ended too.
     pub(super) fn is_exit(&self) -> bool {
         self.first_failed().is_some()
     }
 
-    /// The names of the hosts that have failed, of a job whose ranks are on `running`; that of the rank that
-    /// has ended by itself, if one has.
+    /// The names of the hosts that have failed, in a job with ranks on `running`. If a rank has ended by
+    /// itself, it is only this rank's host.
     pub(super) fn hosts(&self, running: &[String]) -> BTreeSet<String> {
         if let Some((rank, _)) = self.first_failed() {
             return running.get(*rank).cloned().into_iter().collect();
         }
         let of_ranks = self.ranks().into_iter().filter_map(|rank| running.get(rank).cloned());
-        // Names as the launcher has them: MPI may leave out the user or the domain.
+        // The launcher's names of the hosts: MPI may leave out the user or the domain.
         let known = self.hosts.iter().filter_map(|said| running.iter().find(|name| is_of(name, said)).cloned());
         of_ranks.chain(known).collect()
     }
 
-    /// The loss, or the end of the job.
+    /// The loss in words, or the end of the job.
     pub(super) fn in_words(&self, running: &[String], code: i32) -> String {
         let rank = |rank: &usize| match running.get(*rank) {
             Some(host) => format!("rank {rank} on {host}"),
@@ -139,14 +139,14 @@ fn is_of(name: &str, said: &str) -> bool {
     name == said || name.split('.').next() == said.split('.').next() && (!name.contains('.') || !said.contains('.'))
 }
 
-/// The number that the text begins with.
+/// The number with which the text begins.
 fn number(text: &str) -> Option<usize> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     text[..digits].parse().ok()
 }
 
-/// The rank that a rank's line names as lost: "rank 0: stopped: rank 1 (pid 7 on h2) is lost: its process
-/// ended".
+/// The rank that the line of another rank names as lost: "rank 0: stopped: rank 1 (pid 7 on h2) is lost: its
+/// process ended".
 fn missed(text: &str) -> Option<usize> {
     let before = text.split_once(") is lost: ")?.0;
     number(before.rsplit_once("rank ")?.1)
@@ -161,7 +161,7 @@ fn in_place(text: &str) -> Vec<usize> {
     ranks.filter_map(|rank| rank.strip_prefix("rank ")?.parse().ok()).collect()
 }
 
-/// Reads what `mpirun` and ranks have said, for a fuzz target.
+/// Reads messages of `mpirun` and of ranks, for a fuzz target.
 #[cfg(fuzzing)]
 pub(crate) fn fuzz(text: &str) {
     let (mut lost, running) = (Lost::default(), ["a".to_owned(), "b.c".to_owned()]);
@@ -210,12 +210,12 @@ mod tests {
     fn what_mpirun_does_not_name_is_known_by_the_others() {
         let lost = of("[rank 0] rank 0: stopped: rank 1 (pid 7 on h2) is lost: its process ended (during pull)\n");
         assert_eq!(lost.in_words(&running(), 1), "lost rank 1 on h2");
-        // A rank that ends for the loss of another one, before `mpirun` sees that.
+        // A rank that ends because another one is lost, before `mpirun` notices the loss.
         let said = "[rank 0] rank 0: stopped: rank 1 (pid 7 on h2) is lost: nothing heard of it\n";
         let lost = of(&format!("{said}  Process name: [[23000,1],0]\n  Exit code:    1\n"));
         assert_eq!(lost.in_words(&running(), 1), "lost rank 1 on h2");
         assert_eq!(lost.hosts(&running()), BTreeSet::from(["h2".to_owned()]));
-        // The rank that the others miss has ended by itself.
+        // The rank that the others report as lost has ended by itself.
         let lost = of(&format!("{said}  Process name: [[23000,1],1]\n  Exit code:    3\n"));
         assert_eq!(lost.in_words(&running(), 3), "rank 1 on h2 failed with exit code 3");
         assert!(lost.is_exit());

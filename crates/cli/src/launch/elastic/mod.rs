@@ -1,17 +1,18 @@
 //! A job of MPI ranks that goes on when it loses ranks or gets hosts: it is ended and started again on the
-//! hosts that are present, and its ranks take up the state that they have left in the memory of their hosts.
+//! hosts that are present, and its ranks load the state that earlier ranks have left in the memory of their
+//! hosts.
 //!
-//! - [`decide`]: which hosts are used, which are left out for how long, when a restart mends nothing: pure;
-//! - [`discovery`]: which hosts are present; [`watch`]: whether that has changed while the job runs;
-//! - [`lost`]: which rank was lost, in the words of `mpirun`; pure;
+//! - [`decide`]: the choice of hosts, the time for which hosts are left out, and the end of restarts; pure;
+//! - [`discovery`]: the hosts that are present; [`watch`]: changes of the hosts while the job runs;
+//! - [`lost`]: the lost ranks, read from messages; pure;
 //! - [`snapshots`]: the folder of snapshots on each host, which the launcher names, reads and removes;
-//!   [`on_host`]: how it is done on the host.
+//!   [`on_host`]: the part of this work that is done on the host.
 //!
-//! One life of the job, from a start to its end, is a generation. `python/ringpull/elastic` is the ranks'
-//! half: it writes the snapshots, and raises at a commit after hosts have changed.
+//! The time from one start of the job to its end is a generation. `python/ringpull/elastic` is the ranks'
+//! part: it writes the snapshots, and raises an exception at a commit after hosts have changed.
 //!
-//! A job with a name may lose its launcher too: the next one of that name goes on with the snapshots and the
-//! next generation, after it has ended what is left of the last one.
+//! A job with a name may lose its launcher too. The next launcher with the same name ends the remaining
+//! processes of the last generation, and goes on with the snapshots and the next generation.
 
 mod decide;
 pub(crate) mod discovery;
@@ -42,34 +43,34 @@ use ringpull_harness::interrupt::Interrupt;
 
 /// The interval at which a job that waits looks for hosts.
 const LOOK: Duration = Duration::from_secs(1);
-/// The interval at which it says that it waits.
+/// The interval at which a waiting job reports that it waits.
 const WORD: Duration = Duration::from_secs(10);
-/// The number of vain attempts to begin a generation on a host that it cannot do without.
+/// The number of failed attempts to begin a generation on a required host, after which the job fails.
 const REFUSALS: u32 = 3;
-/// The time for which a job that may run waits for the hosts that it is to start with.
+/// The time for which a job with enough workers waits for the number of workers that it is to have first.
 const GATHER: Duration = Duration::from_secs(30);
 
-/// A job that is started again when it has lost ranks or may have more.
+/// A job that is started again when it has lost ranks or can have more.
 #[derive(Debug)]
 pub(crate) struct Elastic {
-    /// What its ranks run. The number of workers changes with each generation.
+    /// The program of the ranks. The number of workers may change with each generation.
     pub(crate) spec: Spec,
     pub(crate) sink: Sink,
     pub(crate) least: usize,
-    /// The number to start with, if so many come soon after the least.
+    /// The number of workers to start with, if enough hosts are present soon after the least number.
     pub(crate) first: usize,
     pub(crate) most: usize,
     pub(crate) discovery: Discovery,
-    /// The folder of each host for snapshots.
+    /// The folder for snapshots on each host.
     pub(crate) memory: std::path::PathBuf,
-    /// The name by which another launcher finds the snapshots, if this one is lost.
+    /// The name by which another launcher finds the snapshots, if this launcher is lost.
     pub(crate) job: Option<String>,
-    /// The number of restarts after failures that it may have.
+    /// The largest number of restarts after failures.
     pub(crate) restarts: Option<u32>,
-    /// The number of restarts that it may have at all.
+    /// The largest number of restarts for any reason.
     pub(crate) resets: Option<u32>,
     pub(crate) cooldown: Cooldown,
-    /// True if the ranks that are left go on when one's process is gone, instead of a restart.
+    /// True if the surviving ranks go on after the loss of a rank's process, instead of a restart.
     pub(crate) in_place: bool,
 }
 
@@ -90,8 +91,9 @@ fn count(number: usize, what: &str) -> String {
 }
 
 impl Elastic {
-    /// Runs the job until it ends well, or a restart cannot mend how it ends; its exit code. No process of
-    /// the job is left when this returns, and no snapshot, unless the job has a name and has not ended well.
+    /// Runs the job until it ends well or a restart does not help, and returns its exit code. When this
+    /// returns, no process of the job is left. No snapshot is left either, unless the job has a name and has
+    /// not ended well.
     pub(crate) fn run(self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
         interrupt.watch_for_job()?;
@@ -166,7 +168,7 @@ impl Elastic {
             if !without.is_empty() {
                 refusals += 1;
                 go_without(&without, generation, (&mut past, begun));
-                // This host is where the launcher is, and others are left out for a while.
+                // The launcher's own host is never left out; other hosts are left out for a while.
                 let must_be_there = used.is_empty() || without.iter().any(|(host, _)| *host == Host::Local);
                 if must_be_there && refusals >= REFUSALS {
                     return Err(Error::Incomplete {
@@ -190,15 +192,15 @@ impl Elastic {
                 GenerationEnd::Resized => None,
                 GenerationEnd::Failed(failure) => Some(failure),
             };
-            // Hosts of earlier generations may be gone, and would not answer.
+            // Hosts of earlier generations may have disappeared, and would not answer.
             let found = snapshots.newest(&hosts);
-            // Without `run` they end by an error, which is none.
+            // Without `run` the ranks end by an error, which does not count as a failure.
             let failure = failure.filter(|_| found.again != Some(generation));
             let reached = found.snapshot;
             let has_progressed = reached > newest.snapshot;
             newest.snapshot = newest.snapshot.max(reached);
             let code = failure.as_ref().map(|failure| failure.code);
-            // This host is where the launcher is: it is never left out.
+            // The launcher's own host is never left out.
             let hosts = ranks.iter().filter(|found| found.host != Host::Local).map(|found| found.offer.name.clone());
             let lost_in_place = left_behind(&ranks, &lost).into_iter().filter(|(found, _)| found.host != Host::Local);
             let left_out = past.lose_in_place(
@@ -225,9 +227,9 @@ impl Elastic {
         }
     }
 
-    /// The host of each rank of generation `next`, once enough hosts are present; `None` after an interrupt.
-    /// The first of this launcher waits a while for all that it is to start with, unless it goes on with a
-    /// job.
+    /// Waits until enough hosts are present, and returns the host of each rank of generation `next`. Returns
+    /// `None` after an interrupt. Before the first generation of a new job it also waits a while for the
+    /// number of workers to start with.
     fn await_hosts(
         &self,
         next: Option<u32>,
@@ -243,7 +245,7 @@ impl Elastic {
                 return Ok(None);
             }
             let found = match self.discovery.present(|name| !suspects.is_left_out(name, begun.elapsed())) {
-                // What has worked before may work again.
+                // The discovery has worked before, and may work again.
                 Err(cause) if next.is_some() => {
                     let text = cause.to_string();
                     if text != failed {
@@ -317,7 +319,8 @@ impl Elastic {
         let ready = mpirun.command_of_parts(&hosts, &job.parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
         let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);
-        // Until all have started MPI, the others wait for one that has ended, which `mpirun` does not end.
+        // If a rank ends before all ranks have started MPI, the other ranks wait for it, and `mpirun` does
+        // not end them.
         let (grace, mut have_started) = (Config::from_env()?.silence() * 3 / 2, !survives);
         let must_end = |name: &str, code: Option<i32>| {
             have_started = have_started || snapshots.newest(&distinct(ranks)).has_started(number);
@@ -343,7 +346,7 @@ impl Elastic {
             Err(error) => return Err(error),
         };
         if code == 0 {
-            // Rank 0 is on the first host that is left.
+            // Rank 0 is on the first remaining host.
             let first = left(ranks, lost).into_iter().next().unwrap_or_else(|| ranks[0].clone());
             let found = if self.in_place { snapshots.newest(&distinct(ranks)) } else { Newest::default() };
             return Ok(match snapshots.is_to_go_on(&first.host, number) {
@@ -383,14 +386,14 @@ fn go_without(without: &[(Host, String)], generation: u32, (past, begun): (&mut 
     std::thread::sleep(LOOK);
 }
 
-/// The ranks that a job has not lost in place.
+/// The hosts of the ranks that the job has not lost in place.
 fn left(ranks: &[PresentHost], lost: &Mutex<Lost>) -> Vec<PresentHost> {
     let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
     let is_left = |rank: &usize| !lost.in_place().contains_key(rank);
     ranks.iter().enumerate().filter(|(rank, _)| is_left(rank)).map(|(_, found)| found.clone()).collect()
 }
 
-/// The ranks that it has lost in place, and when.
+/// The hosts of the ranks that the job has lost in place, with the time of each loss.
 fn left_behind(ranks: &[PresentHost], lost: &Mutex<Lost>) -> Vec<(PresentHost, Instant)> {
     let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
     lost.in_place().iter().filter_map(|(rank, when)| Some((ranks.get(*rank)?.clone(), *when))).collect()
@@ -407,7 +410,8 @@ fn distinct(ranks: &[PresentHost]) -> Vec<Host> {
     hosts
 }
 
-/// The generation with which this launcher goes on with a job of which hosts have this, and its words.
+/// The generation with which this launcher goes on, given what the hosts have of the job, and a sentence
+/// about it.
 fn take_over(job: &str, found: &Newest) -> Result<(u32, String)> {
     let Some(last) = found.begun else {
         return Ok((0, format!("job {job}: no host has a commit of it, so it begins as the program does")));
@@ -425,7 +429,7 @@ fn take_over(job: &str, found: &Newest) -> Result<(u32, String)> {
     })
 }
 
-/// The line of a start.
+/// Prints the line that announces a start.
 fn announce(generation: u32, before: Option<usize>, ranks: &[PresentHost]) {
     let hosts: BTreeSet<&str> = ranks.iter().map(|found| &found.offer.name[..]).collect();
     let on = match hosts.len() {

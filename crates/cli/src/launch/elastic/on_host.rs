@@ -1,7 +1,7 @@
-//! What a launcher asks of a host about the folder of its job's snapshots, and how the host does it.
+//! The requests of a launcher to a host about the folder of its job's snapshots, and the host's answers.
 //!
-//! `ringpull snapshots` answers for another host, by a line of JSON. The folder is used only if it is this
-//! user's alone ([`OwnFolder`]): in a place like `/dev/shm` somebody else may have made it.
+//! On another host `ringpull snapshots` answers by a line of JSON. The folder is used only if it belongs to
+//! this user alone ([`OwnFolder`]): in a place like `/dev/shm` another user may have made it.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,10 +16,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::launch::wrapper::parent_of;
 
-/// The number of times that processes of earlier generations are killed, and the time between.
+/// The number of attempts to kill processes of earlier generations. The next constant is the time between two
+/// attempts.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(200);
-/// The programs by which MPI starts ranks on a host. They notice late or never that their launcher is gone.
+/// The programs by which MPI starts ranks on a host. They notice late or never that their launcher has ended.
 const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr"];
 
 #[derive(Debug, clap::Args)]
@@ -31,12 +32,12 @@ pub(crate) struct SnapshotsArgs {
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Request {
-    /// Names what is there.
+    /// Lists the names in the folder.
     List,
-    /// Takes a generation for a launcher, unless another has taken it or a later one, and ends the processes
-    /// of earlier ones.
+    /// Takes a generation for a launcher, unless another launcher has taken this generation or a later one.
+    /// Ends the processes of earlier generations.
     Begin { generation: u32, launcher: String },
-    /// Lets rank 0 know that hosts have changed.
+    /// Informs rank 0 that hosts have changed.
     Announce { generation: u32 },
     /// Removes the folder.
     Remove,
@@ -44,11 +45,11 @@ pub(super) enum Request {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum HostAnswer {
-    /// It is done; the names that the folder and those in it had before.
+    /// The request succeeded. These are the names that were in the folder and its subfolders before.
     Names(Vec<String>),
     /// Another launcher has begun this generation.
     Taken(u32),
-    /// The folder cannot be had or used, for this reason.
+    /// The folder cannot be created or used, for this reason.
     NoFolder(String),
     /// Processes of an earlier generation do not end.
     Left,
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &SnapshotsArgs) -> Result<u8> {
 }
 
 impl Request {
-    /// The words of the command that answers it.
+    /// The words of the command that answers the request.
     pub(super) fn words(&self, folder: &Path) -> Vec<OsString> {
         let request = match self {
             Request::List => vec!["list".to_owned()],
@@ -76,7 +77,7 @@ impl Request {
     }
 }
 
-/// Does on this host what is asked.
+/// Answers the request on this host.
 pub(super) fn answer(folder: &Path, request: &Request) -> HostAnswer {
     let done = match request {
         Request::List => existing(folder, |found| names(&found)),
@@ -89,7 +90,7 @@ pub(super) fn answer(folder: &Path, request: &Request) -> HostAnswer {
     done.map_or_else(|cause| HostAnswer::NoFolder(cause.to_string()), HostAnswer::Names)
 }
 
-/// Uses the folder, if it is there.
+/// Calls `with` on the folder, if the folder exists.
 fn existing(folder: &Path, with: impl FnOnce(OwnFolder) -> io::Result<Vec<String>>) -> io::Result<Vec<String>> {
     match OwnFolder::open(folder) {
         Ok(found) => with(found),
@@ -98,7 +99,7 @@ fn existing(folder: &Path, with: impl FnOnce(OwnFolder) -> io::Result<Vec<String
     }
 }
 
-/// The names in the folder and in those of hosts in it.
+/// The names in the folder and in its subfolders of hosts.
 fn names(folder: &OwnFolder) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for (name, is_folder) in folder.names()? {
@@ -110,14 +111,14 @@ fn names(folder: &OwnFolder) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The generation whose begin an entry of the folder marks.
+/// The generation that an entry of the folder marks as begun.
 fn begun(name: &str) -> Option<u32> {
     name.strip_prefix("generation-").and_then(|number| number.parse().ok())
 }
 
-/// An error if a launcher has begun a later generation on this host than that of this process. It has ended
-/// the processes of earlier ones that it saw: one that asks this after it has got its environment was seen,
-/// or gets to know.
+/// Returns an error if a launcher has begun a later generation on this host than that of this process. That
+/// launcher has ended all processes of earlier generations that it saw. A process calls this after it has its
+/// environment: so either it was seen, or it gets this error.
 pub(crate) fn check_generation() -> Result<()> {
     let own: Option<u32> = config::text(config::GENERATION).and_then(|number| number.parse().ok());
     let (Some(own), Some(folder)) = (own, config::text(config::SNAPSHOTS)) else { return Ok(()) };
@@ -154,7 +155,7 @@ fn begin(folder: &Path, generation: u32, launcher: &str) -> HostAnswer {
 }
 
 /// Kills the processes that have the folder in their environment, and the daemon of MPI that has started
-/// them; whether none is left.
+/// them. Returns true if none is left.
 fn end_processes(folder: &Path) -> bool {
     let entry = [config::SNAPSHOTS.as_bytes(), b"=", folder.as_os_str().as_bytes()].concat();
     for _ in 0..TRIES {
@@ -186,7 +187,7 @@ fn processes_with(entry: &[u8]) -> Vec<Pid> {
     pids.filter(|pid| *pid != getpid() && has_it(pid)).collect()
 }
 
-/// The first 15 bytes of the name of its program.
+/// The first 15 bytes of the name of the process's program.
 fn name_of(pid: Pid) -> String {
     let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_pid())).unwrap_or_default();
     name.trim_end().to_owned()

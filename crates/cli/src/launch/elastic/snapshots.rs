@@ -1,13 +1,14 @@
-//! The memory of an elastic job: a folder on every host for snapshots, which outlives the ranks. The launcher
-//! names it, looks which snapshot is the newest, writes a file there for rank 0, and removes it.
+//! The memory of an elastic job: a folder for snapshots on every host, which outlives the ranks. The launcher
+//! names the folder, finds the newest snapshot in it, writes a file there for rank 0, and removes it.
 //!
-//! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that
-//! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
-//! Ranks that may be lost in place write `FOLDER/done-GENERATION` when they have come to their end.
-//! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
-//! of one job only one can. `FOLDER/started-GENERATION` says that all ranks of it have started MPI.
+//! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` informs rank 0 that
+//! hosts have changed; `FOLDER/again-GENERATION` informs the launcher that the ranks have ended for this
+//! reason. Ranks that may be lost in place write `FOLDER/done-GENERATION` when their program ends.
+//! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun the generation: of two
+//! launchers of one job only one can make it. `FOLDER/started-GENERATION` exists if all ranks of the
+//! generation have started MPI.
 //!
-//! On its own host the launcher does all this itself, and on others `ringpull snapshots` does it for the
+//! On its own host the launcher does all this itself. On other hosts `ringpull snapshots` does it for the
 //! launcher: [`on_host`](super::on_host).
 
 use std::path::{Path, PathBuf};
@@ -22,22 +23,22 @@ use crate::launch::remote::{self, ask_all};
 
 /// The time that hosts may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// The time that they may take to end what is left of an earlier generation.
+/// The time that hosts may take to end processes of an earlier generation.
 const END: Duration = Duration::from_secs(10);
-/// The interval at which a host is asked if the job is to be started again.
+/// The number of times that a host is asked whether the job is to be started again.
 const TRIES: u32 = 3;
 
 #[derive(Debug, Clone)]
 pub(super) struct Snapshots {
     folder: PathBuf,
-    /// The name of this launcher, which no other has.
+    /// The unique name of this launcher.
     own: String,
 }
 
-/// What the folders of some hosts have.
+/// The contents of the folders of some hosts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Newest {
-    /// The newest snapshot: its generation and its number there.
+    /// The newest snapshot: its generation and its number in this generation.
     pub(super) snapshot: Option<(u32, u64)>,
     /// The latest generation that has ended because hosts had changed.
     pub(super) again: Option<u32>,
@@ -45,39 +46,38 @@ pub(super) struct Newest {
     pub(super) begun: Option<u32>,
     /// The latest generation whose ranks have all started MPI.
     started: Option<u32>,
-    /// The latest generation of which a rank has come to its end.
+    /// The latest generation in which the program of a rank has ended.
     done: Option<u32>,
 }
 
 impl Newest {
-    /// Returns true if a rank of this generation, which is the latest, has come to its end.
+    /// Returns true if the program of a rank of this generation has ended. The generation must be the latest.
     pub(super) fn has_ended(&self, generation: u32) -> bool {
         self.done == Some(generation)
     }
 
-    /// Returns true if all ranks of this generation, which is the latest, have started MPI.
+    /// Returns true if all ranks of this generation have started MPI. The generation must be the latest.
     pub(super) fn has_started(&self, generation: u32) -> bool {
         self.started == Some(generation)
     }
 }
 
-/// True if a generation may begin.
+/// The answer of the hosts to the begin of a generation.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begin {
-    /// It may; what the hosts have.
+    /// The generation may begin. This is the content of the hosts' folders.
     Ready(Newest),
     /// Another launcher has begun this generation or a later one on this host.
     Taken(Host, u32),
     /// This host cannot have the folder, for this reason.
     NoFolder(Host, String),
-    /// These hosts do not answer, or cannot end what is left there of an earlier generation; each with its
-    /// words.
+    /// These hosts do not answer, or cannot end processes of an earlier generation. Each has its message.
     Without(Vec<(Host, String)>),
 }
 
 impl Snapshots {
-    /// The folder of the job of this name below this one of every host. Without a name, one that no other job
-    /// has.
+    /// Makes the folder of the job `job`, below the folder `base` of every host. Without a name the folder
+    /// has a unique name.
     pub(super) fn new(base: &Path, job: Option<&str>) -> Result<Self> {
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -91,7 +91,7 @@ impl Snapshots {
         &self.folder
     }
 
-    /// What these hosts have. One that does not answer has nothing.
+    /// The contents of these hosts' folders. A host that does not answer counts as empty.
     pub(super) fn newest(&self, hosts: &[Host]) -> Newest {
         let listed = self.ask(hosts, &Request::List, ANSWER);
         read(listed.iter().flat_map(|(_, said)| names(said)))
@@ -106,7 +106,7 @@ impl Snapshots {
         Some(read(names(&listed)).again == Some(generation))
     }
 
-    /// Begins a generation on these hosts, where no process of an earlier one is left then.
+    /// Begins a generation on these hosts. Then no process of an earlier generation is left there.
     pub(super) fn begin(&self, hosts: &[Host], generation: u32) -> Begin {
         let answers = self.ask(hosts, &Request::Begin { generation, launcher: self.own.clone() }, END);
         let mut without = Vec::new();
@@ -128,8 +128,8 @@ impl Snapshots {
         }
     }
 
-    /// Lets rank 0 know that hosts have changed; whether that is done. It is on the first of these hosts, and
-    /// may come to be on another when ranks are lost in place.
+    /// Informs rank 0 that hosts have changed, and returns true if that succeeded. Rank 0 is on the first of
+    /// these hosts, and may move to another one when ranks are lost in place.
     pub(super) fn announce(&self, hosts: &[Host], generation: u32) -> bool {
         let is_first =
             |host: &Host| hosts.first().is_some_and(|first| with_files(std::slice::from_ref(first)).contains(host));
@@ -138,7 +138,7 @@ impl Snapshots {
             .any(|(host, said)| is_first(host) && matches!(said, Ok(HostAnswer::Names(_))))
     }
 
-    /// Removes what these hosts have.
+    /// Removes the folder on these hosts.
     pub(super) fn remove(&self, hosts: &[Host]) {
         let answers = self.ask(hosts, &Request::Remove, ANSWER);
         if answers.iter().any(|(_, said)| !matches!(said, Ok(HostAnswer::Names(_)))) {
@@ -147,7 +147,7 @@ impl Snapshots {
         }
     }
 
-    /// Asks each of the hosts that has files of its own; gives each answer, or why there is none.
+    /// Asks each host that has files of its own. Returns each answer, or the reason why there is none.
     fn ask(&self, hosts: &[Host], request: &Request, limit: Duration) -> Vec<(Host, Result<HostAnswer, String>)> {
         let own = with_files(hosts);
         let far = own.iter().filter_map(|host| if let Host::Ssh(host) = host { Some(host) } else { None });
@@ -218,7 +218,7 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
 pub(crate) fn fuzz(printed: &[u8]) {
     let Some(answer) = last_line(printed) else { return };
     let newest = read(names(&Ok(answer)));
-    // The number of the next generation is one that the job can have, or there is none.
+    // Either the number of the next generation is allowed, or there is an error.
     let next = super::take_over("job", &newest);
     assert!(newest.begun.is_none_or(|begun| next.is_ok_and(|(next, _)| next > begun) || begun == u32::MAX));
 }

@@ -1,5 +1,5 @@
-//! Watches, while a generation runs, whether a restart would give it other hosts, and lets rank 0 know. Its
-//! ranks end at their next commit.
+//! While a generation runs, watches whether a restart would give it other hosts. If so, it informs rank 0,
+//! and the ranks end at their next commit.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use super::lost::Lost;
 use super::snapshots::Snapshots;
 use super::{Elastic, LOOK, count, distinct, event, left, left_behind};
 
-/// A thread that looks until the generation has ended, or it has found a change.
+/// A thread that checks the hosts until the generation has ended or a change was found.
 pub(super) struct Watch {
     over: Arc<Mutex<bool>>,
 }
@@ -20,16 +20,16 @@ struct Watched {
     discovery: Discovery,
     generation: u32,
     ranks: Vec<PresentHost>,
-    /// Those of them that are lost.
+    /// The lost ones of the ranks.
     lost: Arc<Mutex<Lost>>,
-    /// The time for which a host that has lost a rank in place gets no other one.
+    /// The time for which a host gets no new rank after it has lost a rank in place.
     pause: Duration,
     least: usize,
     most: usize,
     suspects: Suspects,
     begun: Instant,
     snapshots: Snapshots,
-    /// True if the generation has ended. It is locked while rank 0 is told of a change.
+    /// True if the generation has ended. It is locked while rank 0 is informed of a change.
     over: Arc<Mutex<bool>>,
 }
 
@@ -64,7 +64,8 @@ impl Watch {
         Watch { over }
     }
 
-    /// A look that is under way ends without a word. Nothing is written to a host after this.
+    /// Stops the thread. A check that is under way ends without an effect. After this call nothing is written
+    /// to a host.
     pub(super) fn stop(&self) {
         *locked(&self.over) = true;
     }
@@ -117,8 +118,8 @@ impl Watched {
         }
     }
 
-    /// The number of workers that the job, which has these left, would have on other hosts, if it should have
-    /// them. Hosts that have just lost a rank in place get no other one.
+    /// The number of workers that the job would have after a restart, if it should be restarted. `left` are
+    /// its remaining ranks. Hosts that have just lost a rank in place get no new one.
     fn workers(&self, left: &[PresentHost], losers: &BTreeSet<String>) -> ringpull_base::Result<Option<usize>> {
         let running: Vec<String> = left.iter().map(|found| found.offer.name.clone()).collect();
         let wanted = |found: Vec<PresentHost>| {
@@ -129,7 +130,7 @@ impl Watched {
             change(&running, &offers, self.least, self.most)
         };
         let is_wanted = |name: &str| !self.suspects.is_left_out(name, self.begun.elapsed());
-        // Hosts are asked whether they answer only if that matters.
+        // Hosts are asked only if their answers matter.
         if wanted(self.discovery.listed(is_wanted)?).is_none() {
             return Ok(None);
         }

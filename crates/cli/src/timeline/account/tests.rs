@@ -1,4 +1,4 @@
-//! Hand-made traces whose account is known.
+//! Hand-made traces with a known account.
 
 use ringpull_base::config::Role;
 use ringpull_base::timeline::trace::{About, Args, Trace, TraceEvent};
@@ -6,7 +6,7 @@ use ringpull_base::timeline::trace::{About, Args, Trace, TraceEvent};
 use super::account;
 use crate::timeline::merge::{MergedTimeline, merge};
 
-/// A rank's spans as (category, name, start, end), in milliseconds; the caller is thread 1, all else happens
+/// A rank's spans as (category, name, start, end), in milliseconds. The caller is thread 1; all other work is
 /// on thread 2.
 pub(in crate::timeline) fn rank(rank: usize, spans: &[(&str, &str, u32, u32)]) -> Trace {
     let about = About {
@@ -87,7 +87,7 @@ fn a_hand_made_trace_gives_the_numbers_it_was_made_from() {
 
 #[test]
 fn without_marks_a_step_lasts_from_a_push_of_the_first_key_to_its_next() {
-    // Only before the first step is `once` pushed.
+    // `once` is pushed only before the first step.
     let once = [("push", "once", 0, 1), ("wait", "once", 1, 2)];
     let pushes = [("push", "b", 3, 4), ("push", "a", 5, 6), ("wait", "b", 10, 20), ("push", "b", 53, 54)];
     let found = account(&merge(vec![rank(0, &[&once[..], &pushes[..]].concat())]).unwrap());
@@ -106,8 +106,8 @@ fn a_barrier_that_one_rank_reaches_late_is_waiting_for_that_rank() {
 
 #[test]
 fn a_framework_calls_on_many_threads_and_its_program_waits_for_results() {
-    // Four steps of 25 whose pushes come on two threads in turn; the program's own thread waits from 10 to 20
-    // in each, until 16 for rank 1.
+    // Four steps of 25 ms. Pushes are made on two threads in turn. In each step the program's own thread
+    // waits from 10 to 20, of which until 16 for rank 1.
     let of = |number: usize, start: u32| {
         let steps = (0..4).map(|step| 25 * step);
         let spans: Vec<_> = steps
