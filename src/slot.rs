@@ -199,7 +199,7 @@ impl Slot {
     pub(super) fn not_kept(&self, operation: &str, rank: usize) -> Error {
         Error::argument(
             format!(
-                "{operation} of key {} on rank {rank}: its last sum was left to the output and not kept",
+                "{operation} of key {} on rank {rank}: its last sum is only in the output (keep=False)",
                 self.entry.key
             ),
             "push the key first, or let pushpull keep its sum (keep=True)",

@@ -97,7 +97,7 @@ struct Zeros;
 impl StandIn for Zeros {
     fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Submission> {
         let Some((dtype, shape)) = &terms.value else {
-            return Err(Error::bug(format!("{operation} of {key} has no shape to stand in for")));
+            return Err(Error::bug(format!("{operation} of {key} has no shape, so a joined rank cannot add zeros")));
         };
         let zeros = Tensor::zeros(*dtype, shape);
         let (reply, _) = answer();

@@ -270,8 +270,15 @@ impl Agreement {
         let has_zeros = matches!(first.transfer, Transfer::Sum { reduction: Reduction::Sum, .. });
         let joined = pending.missing();
         if !joined.is_empty() && name.0.is_collective() && !has_zeros {
-            let what = format!("{} of {} while rank(s) {joined:?} have joined", first.operation, name.0.key());
-            return refuse(name, Error::argument(what, "until every rank has joined, call only sums and averages"));
+            let what = format!(
+                "{} of {} needs all ranks, but rank(s) {joined:?} have called join",
+                first.operation,
+                name.0.key()
+            );
+            return refuse(
+                name,
+                Error::argument(what, "until every rank has called join, call only sums and averages"),
+            );
         }
         self.launched = self.launched.wrapping_add(1);
         let call = (!joined.is_empty()).then(|| Box::new(first.clone()));

@@ -58,7 +58,7 @@ pub trait Job: Send {
 
     /// Does the collective part as a whole, for [`Transfer::Alone`], on the comm thread.
     fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Err(Error::bug("an operation runs alone that is a sum or sends messages"))
+        Err(Error::bug("an operation that is a sum or sends messages was run alone"))
     }
 
     /// Returns true if `finish` takes less time than to wake another thread. The comm thread then calls it,

@@ -27,7 +27,7 @@ impl Mpi {
             count => Err(Error::PeerLost {
                 peer: format!("{count} of {} processes", self.size),
                 ranks: Vec::new(),
-                cause: "MPI has lost them".to_owned(),
+                cause: "MPI reports the failure".to_owned(),
                 operation: "communication".to_owned(),
                 rank: Some(self.rank),
             }),

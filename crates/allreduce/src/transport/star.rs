@@ -138,7 +138,7 @@ pub fn join(
     let secret = words
         .next()
         .and_then(|word| Secret::within(word).ok())
-        .ok_or_else(|| Error::protocol(rank, "rank 0", "an invitation that cannot be read"))?;
+        .ok_or_else(|| Error::protocol(rank, "rank 0", "unreadable invitation"))?;
     let addresses: Vec<SocketAddr> = words.filter_map(|word| word.parse().ok()).collect();
     let lost = |cause| lost(rank, "rank 0".to_owned(), vec![0], cause);
     let unreached = format!("its control port could not be reached ({addresses:?})");

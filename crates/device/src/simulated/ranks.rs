@@ -118,7 +118,10 @@ impl Link {
     pub(super) fn join(id: &UniqueId, rank: usize, size: usize, go_on: GoOn<'_>) -> Result<Arc<Self>> {
         let text = String::from_utf8_lossy(id);
         let address: SocketAddr = text.trim_end_matches('\0').parse().map_err(|_| {
-            Error::argument(format!("a meeting under {text:?}"), "give the name that another simulated platform made")
+            Error::argument(
+                format!("{text:?} is no simulated platform's id"),
+                "pass the id that a simulated platform made",
+            )
         })?;
         let come = || -> io::Result<TcpStream> {
             let mut stream = TcpStream::connect(address)?;
