@@ -644,7 +644,7 @@ fn a_rank_that_has_joined_adds_zeros_to_sums_and_refuses_what_has_no_zeros() {
         if comm.rank() == 2 {
             let max = comm.allreduce(&ints(&[1], [1]), Reduction::Max, &plain()).unwrap().wait();
             let text = max.err().map_or_else(String::new, |error| error.to_string());
-            assert!(text.contains("have joined"), "{text}");
+            assert!(text.contains("have called join"), "{text}");
         }
         assert!(comm.join().unwrap() < 3);
         let sum = comm.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap().wait().unwrap();
