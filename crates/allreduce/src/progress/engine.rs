@@ -541,7 +541,7 @@ impl Engine {
             left = left.saturating_sub(waited);
             !is_well() || self.current.get().unfinished.is_empty() || left.is_zero() || is_own_thread()
         });
-        // After a loss the saved operations come first.
+        // After a loss the saved operations must be done first.
         let say_goodbye = || {
             let shared = self.current.get();
             if shared.elastic.is_none() || shared.condition.fatal().is_some() || !shared.has_calls() {
@@ -549,8 +549,8 @@ impl Engine {
             }
         };
         say_goodbye();
-        // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has
-        // gone, is there a limit.
+        // Finalising waits for the slowest rank, however long that takes. The limit begins when all ranks are
+        // done, or when one has gone.
         let (mut left, mut is_stuck) = (self.limit, false);
         if let Some(comm) = self.comm.lock().take() {
             let has_ended = || self.has_ended.load(Ordering::Acquire) || comm.is_finished();
@@ -568,7 +568,7 @@ impl Engine {
         }
         let shared = self.current.get();
         if is_stuck && shared.condition.is_well() {
-            // The log may be gone when a process exits.
+            // The log may no longer exist when a process exits.
             notice(&format!(
                 "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: the results are complete, but mpirun may report a failed job; this happens with MPICH 4.0 over TCP, not with Open MPI",
                 shared.rank,
@@ -576,13 +576,13 @@ impl Engine {
                 self.limit
             ));
         }
-        // A rank that was lost now had not come to its end.
+        // A rank that was lost only now had not ended its work.
         let is_whole = shared.condition.fatal().is_none() && self.current.generation() == before;
         if let Some(file) = self.ended.lock().take().filter(|_| is_whole)
             && let Err(cause) = std::fs::write(&file, "")
         {
             notice(&format!(
-                "ringpull: rank {}: {} cannot be written ({cause}): the launcher takes the job for failed",
+                "ringpull: rank {}: {} cannot be written ({cause}): the launcher will report a failed job",
                 shared.rank,
                 file.display()
             ));
@@ -591,7 +591,8 @@ impl Engine {
             if was_open && !is_reported && !last_words::has_spoken() {
                 notice(&fault.report());
             }
-            // A launcher that sees this process end may kill the others; they, too, have to say why first.
+            // A launcher that sees this process end may kill the others, and they must report the fault
+            // before.
             std::thread::sleep(STAY_AFTER_FAULT);
         }
     }
@@ -603,9 +604,9 @@ impl Drop for Engine {
     }
 }
 
-/// Waits until every rank has come this far, which the start of MPI waits for. Warns when it takes long.
+/// Waits until all ranks have started the engine, as the start of MPI does. Warns when it takes long.
 fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> {
-    // A short limit is for steps, and processes start more slowly.
+    // A short limit is meant for steps, and processes take longer to start.
     const LEAST: Duration = Duration::from_secs(60);
     let (begun, mut warning, limit) = (Instant::now(), config.warn, config.timeout.max(LEAST));
     loop {
@@ -620,7 +621,7 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
         }
         let waited_s = begun.elapsed().as_secs();
         let missing = format!("a process of this job has waited {waited_s} s for others to create their store");
-        let remedy = "every process that mpirun starts has to create it; look at what the others are doing";
+        let remedy = "every process that mpirun starts has to create the store; look at what the other processes do";
         if begun.elapsed() >= limit {
             return Err(Error::Incomplete { what: missing, remedy: remedy.to_owned() });
         }
@@ -629,8 +630,8 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
     }
 }
 
-/// Returns true if the caller is a thread of an engine. Such a thread has called the program and must not
-/// wait for itself.
+/// Returns true if the caller is a thread of an engine. Such a thread runs a callback of the program and must
+/// not wait for itself.
 fn is_own_thread() -> bool {
     std::thread::current().name().is_some_and(|name| [renewal::COMM, renewal::FINISH].contains(&name))
 }
