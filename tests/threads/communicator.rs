@@ -590,7 +590,7 @@ fn wrong_arguments_are_errors_of_the_caller_and_change_nothing() {
         };
         wrong("alltoall of 3 rows", comm.alltoall(&tensor, None, None, &plain()).err());
         let own_differs = comm.alltoall(&tensor, Some(&[1, 2]), Some(&[2, 1]), &plain());
-        wrong("it gives itself", own_differs.err());
+        wrong("it sends itself", own_differs.err());
         wrong("lengths [1, 1]", comm.reduce_scatter(&tensor, Reduction::Sum, Some(&[1, 1]), &plain()).err());
         wrong("[3]", comm.allgather(&tensor, Some(&[3]), &plain()).err());
         wrong("rank 2 of a communicator of 2", comm.broadcast(&tensor, 2, &plain()).err());
