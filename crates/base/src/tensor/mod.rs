@@ -376,7 +376,7 @@ impl Tensor {
                 "an output of {own}{rank} shares memory with a tensor of {other}, which stayed in use for {} s",
                 limit.as_secs_f64()
             ),
-            format!("wait for the call of {other} before another call gets its memory, or give each call its own"),
+            format!("wait for the call of {other} before another call gets its memory, or give memory of its own"),
         )
     }
 
