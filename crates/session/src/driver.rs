@@ -354,7 +354,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The time of the next thing to do without an event.
+    /// Returns the time of the next work that needs no event.
     fn next_time(&self) -> Option<Instant> {
         let of_peers = self.peers.values().filter_map(Peer::next_time);
         let dials = self.dialer.as_ref().filter(|_| self.peers.values().any(|peer| peer.connection.is_none()));
@@ -605,7 +605,7 @@ impl Driver {
 }
 
 impl Peer {
-    /// The time of the next thing to do without an event.
+    /// Returns the time of the next work that needs no event.
     fn next_time(&self) -> Option<Instant> {
         self.connection.as_ref().map_or(self.due, |connection| connection.confirm_at)
     }

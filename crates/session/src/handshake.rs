@@ -136,7 +136,7 @@ impl From<io::Error> for HandshakeFailure {
 /// The part of the client.
 pub(crate) struct Client<'a> {
     secret: Option<&'a Secret>,
-    /// All that has been said.
+    /// All bytes that both ends have sent.
     said: Vec<u8>,
 }
 
@@ -201,7 +201,7 @@ impl<'a> Client<'a> {
 #[derive(Debug)]
 pub(crate) struct Examination {
     random: [u8; 32],
-    /// All that has been said.
+    /// All bytes that both ends have sent.
     said: Vec<u8>,
 }
 
