@@ -51,8 +51,8 @@ impl TensorRef {
         bytemuck::cast_slice(self.bytes())
     }
 
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for
-    /// foreign.
+    /// Returns the current content, which later writes to the tensor do not change. Owned memory is shared, and
+    /// foreign memory is copied.
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
     }
@@ -147,8 +147,8 @@ impl TensorMut {
         self.content.written = Some(key.clone());
     }
 
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for
-    /// foreign.
+    /// Returns the current content, which later writes to the tensor do not change. Owned memory is shared, and
+    /// foreign memory is copied.
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
     }
