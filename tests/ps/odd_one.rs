@@ -97,7 +97,7 @@ pub(crate) fn until_fault(store: &KvStore) -> Result<()> {
     until_told(store)
 }
 
-/// Makes no call until the store reports a fault.
+/// Waits until the store reports a fault, and makes no other call.
 pub(crate) fn until_told(store: &KvStore) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
