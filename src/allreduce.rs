@@ -1,5 +1,5 @@
-//! `dist_sync_mpi`: every rank holds every key's value; gradients are summed by allreduce; the update runs on
-//! every rank alike.
+//! `dist_sync_mpi`: every rank holds the values of all keys, gradients are summed by allreduce, and every
+//! rank runs the same update.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,17 +24,17 @@ pub struct Allreduce {
 }
 
 impl Allreduce {
-    /// A new store over the engine's ranks. Ranks must create their stores in one order.
+    /// Returns a new store over the engine's ranks. All ranks must create their stores in one order.
     pub fn new(engine: Arc<Engine>) -> Self {
         let store = engine.next_store();
         let replica = Arc::new(Replica::new(engine.rank()));
-        // The annotation makes the trait object out of a `Weak` of a sized type.
+        // The annotation is needed to turn a `Weak` of a sized type into a `Weak` of a trait object.
         let stand_in: Weak<Replica> = Arc::downgrade(&replica);
         engine.introduce(store, stand_in);
         Allreduce { engine, store, replica }
     }
 
-    /// Makes a fault of the ranks one of the servers, and the other way round.
+    /// Reports a fault of the ranks to the servers, and a fault of the servers to the ranks.
     #[cfg(feature = "ps")]
     pub(crate) fn share_faults(&self, servers: &crate::servers::Servers) {
         let engine = Arc::clone(&self.engine);
@@ -47,7 +47,7 @@ impl Allreduce {
         slot.ok_or_else(|| entry.not_initialized("use", self.rank()))
     }
 
-    /// Calls an operation on a key, which has a value afterwards if it `keeps` one.
+    /// Calls an operation on a key. The key has a value afterwards if the operation `keeps` one.
     fn submit(
         &self,
         slot: &Arc<Slot>,
@@ -62,7 +62,7 @@ impl Allreduce {
         self.engine.submit(slot.topic.clone(), operation, terms, job).inspect_err(|_| slot.cancel(kept))
     }
 
-    /// The update of a push called now, if the key's value can be updated so.
+    /// Returns the update for a push that is called now, if the key's value can be updated in this way.
     fn update(&self, slot: &Slot, operation: &str) -> Result<Update> {
         let update = self.replica.updates.present(&slot.entry)?;
         if !matches!(update, Update::Overwrite) {
@@ -112,7 +112,7 @@ impl Backend for Allreduce {
     }
 
     fn make_room(&self, entry: &Entry, _priority: i32) -> Result<()> {
-        /// Most waits are short, and what runs in a frozen cycle ends without another word.
+        /// Most waits are short, and operations of a frozen cycle end without further messages.
         const MOMENT: Duration = Duration::from_millis(50);
         let slot = self.slot(entry)?;
         self.replica.backlog.wait(&entry.key, |limit| {
@@ -120,7 +120,7 @@ impl Backend for Allreduce {
             if is_soon || limit.is_zero() {
                 return Ok(is_soon);
             }
-            // What was called must be able to begin without another call.
+            // The operations called so far must be able to begin without another call.
             self.engine.wait();
             let room = |piece: Option<Duration>| Ok(slot.has_room_within(piece.unwrap_or(limit)).then_some(()));
             Ok(waits::in_pieces(Some(limit), room)?.is_some())

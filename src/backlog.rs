@@ -1,35 +1,37 @@
-//! The limit of a worker's unfinished pushes: at most [`PUSHES`] of each key, and [`BYTES`] of a store, not
-//! counting the first of each key. Then a push waits, for otherwise the copies of pushed values, and with
-//! servers the rounds that wait for a slow worker, would fill the memory of this process or of the servers.
+//! The limit of a worker's unfinished pushes. There may be [`PUSHES`] of each key, and [`BYTES`] of a store,
+//! not counting the first push of each key. Beyond that a push waits. Otherwise the copies of pushed values
+//! would fill the memory of this process, and with servers the rounds that wait for a slow worker would fill
+//! the servers' memory.
 //!
-//! Unfinished is a push whose sum or round is not complete, as far as this worker knows. `PUSHES` lets a
-//! worker be that many steps ahead of the slowest; a loop that pulls what it pushes, or reads its outputs,
-//! never has more than one or two. `BYTES` is several steps of a model of 100 MB, and less than a host's
-//! memory; a larger model keeps one step.
+//! A push is unfinished if its sum or round is not complete, as far as this worker knows. `PUSHES` lets a
+//! worker be that number of steps ahead of the slowest worker. A loop that pulls each key that it pushes, or
+//! reads its outputs, never has more than one or two unfinished pushes. `BYTES` is enough for several steps
+//! of a model of 100 MB, and less than a host's memory. A larger model has at most one step unfinished.
 //!
 //! # Why nobody waits for ever
 //!
-//! A push waits only for earlier pushes of the same key; the first unfinished one of a key never waits,
-//! however many bytes there are. Ranks push every key of a step once, in any order within the step. Say that
-//! some rank has come to step s, and none is at an earlier one. A push of step t waits for pushes of step t-1
-//! or earlier, so it waits for nothing only while some rank is before step t. No push of a rank at step s
-//! does, and so such a rank goes on, until step s is done everywhere. The same holds if all ranks make their
-//! calls in one order: then the rank with the fewest calls waits for none.
+//! A push waits only for earlier pushes of its key. The first unfinished push of a key never waits, whatever
+//! the number of bytes. Ranks push every key of a step once, in any order within the step. Let s be the
+//! earliest step at which some rank is. A push of step t waits for pushes of step t-1 or earlier, so it waits
+//! in vain only while some rank is before step t. A push of a rank at step s therefore does not wait in vain,
+//! and such a rank goes on until step s is done everywhere. The conclusion also holds if all ranks make their
+//! calls in one order: the rank with the fewest calls then waits for no other rank.
 //!
-//! A program of neither kind (one rank pushes "a" ten times and then "b" ten times, another "b" before "a")
-//! could end in a circle. So a wait ends after [`SHORTEST`] in any case, and the push is made; each further
-//! wait that ends so may take twice as long, up to [`LONGEST`], so that a worker that is late for an hour
-//! does not fill the memory all the same.
+//! In any other program, ranks could wait for each other in a circle. An example is a program in which one
+//! rank pushes "a" ten times and then "b" ten times, and another rank pushes "b" before "a". So a wait ends
+//! after [`SHORTEST`] in any case, and the push is made. Each further wait that ends in this way may take
+//! twice as long as the last, up to [`LONGEST`]. So the memory is not filled even if a worker is late for an
+//! hour.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ringpull_base::{Key, Result};
 
-/// Unfinished pushes of a key, beyond which the next one waits.
+/// The number of unfinished pushes of a key at which the next push waits.
 pub(super) const PUSHES: u64 = 4;
 
-/// Bytes of unfinished pushes of a store, beyond which a push waits whose key has one.
+/// The bytes of unfinished pushes of a store beyond which a push waits if its key has an unfinished push.
 pub(super) const BYTES: u64 = 1 << 30;
 
 /// The longest wait of a push, at first and later.
@@ -43,15 +45,15 @@ pub(super) struct Backlog {
     vain: AtomicU32,
 }
 
-/// Returns true if a push of `len_bytes` has to wait: `unfinished` ones of its key, and the bytes of all of
-/// the store's.
+/// Returns true if a push of `len_bytes` has to wait. `unfinished` is the number of its key's unfinished
+/// pushes, and `unfinished_bytes` returns the bytes of all unfinished pushes of the store.
 pub(super) fn is_full(unfinished: u64, unfinished_bytes: impl FnOnce() -> u64, len_bytes: usize) -> bool {
     unfinished >= PUSHES || (unfinished > 0 && unfinished_bytes() + len_bytes as u64 > BYTES)
 }
 
 impl Backlog {
-    /// Waits until there is room for a push of `key`, but not for ever: `room` says whether there is within a
-    /// time.
+    /// Waits until there is room for a push of `key`, but not for ever. `room` waits for at most the given
+    /// time, and returns true if there is room.
     pub(super) fn wait(&self, key: &Key, mut room: impl FnMut(Duration) -> Result<bool>) -> Result<()> {
         if room(Duration::ZERO)? {
             return Ok(());

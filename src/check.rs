@@ -1,10 +1,11 @@
-//! `RINGPULL_CHECK_REPLICAS`: whether every rank of `dist_sync_mpi` holds the same value of a key.
+//! `RINGPULL_CHECK_REPLICAS`: checks that all ranks of `dist_sync_mpi` have the same value of a key.
 //!
-//! The update that follows each K-th one of a key begins with the check: on the comm thread, with nothing
-//! else under way, the ranks gather eight bytes of each, the hash of what the K-th update has left. So a
-//! check is no call of its own: ranks agree on nothing more, and steps are frozen as without it. The hash is
-//! made where the update is done, on the finishing thread. If the value is not kept (MXNet's and PyTorch's
-//! own arrays hold it) the sum is hashed instead. Hashes are of bits: two zeros of different sign differ.
+//! After each K-th update of a key, the next update begins with the check. On the comm thread, with nothing
+//! else under way, the ranks gather eight bytes of each rank: the hash of the value after the K-th update. So
+//! a check is no separate call: ranks need no further agreement, and steps are frozen as without checks. The
+//! finishing thread, which does the update, computes the hash. If the store does not keep the value (because
+//! MXNet's or PyTorch's own arrays hold it), the sum is hashed instead. Hashes are computed from bits, so
+//! zeros of different sign differ.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +16,13 @@ use ringpull_base::Error;
 
 use crate::slot::Slot;
 
-/// Returns the comparison of replicas that comes before the update of that key called last, if it is time
-/// for one.
+/// Returns the comparison of replicas that must run before the last called update of the key, if one is due.
 pub(super) fn before(slot: &Arc<Slot>) -> Option<Check> {
     let (update, slot) = (slot.to_check()?, Arc::clone(slot));
     let mut hash = None;
     Some(Box::new(move |comm, launch| {
         let own = match hash {
-            // After a loss it is compared again.
+            // After a loss the hash is compared again.
             Some(own) => own,
             None => *hash.insert(slot.hash_after(update)?),
         };
@@ -33,8 +33,9 @@ pub(super) fn before(slot: &Arc<Slot>) -> Option<Check> {
     }))
 }
 
-/// The ranks whose hash is not that of most, and those whose it is; of hashes that are as frequent, the one
-/// of the lowest rank counts. `None` if all are alike.
+/// Returns the ranks whose hash differs from the most frequent hash, and the ranks that have the most
+/// frequent hash. If several hashes are equally frequent, the hash of the lowest rank counts. Returns `None`
+/// if all hashes are equal.
 fn odd_ones(hashes: &[u64]) -> Option<(Vec<usize>, Vec<usize>)> {
     let mut counts = BTreeMap::new();
     hashes.iter().for_each(|hash| *counts.entry(hash).or_insert(0) += 1);

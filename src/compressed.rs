@@ -1,8 +1,8 @@
 //! Gradient compression in a store: the setting, and the residual of each key.
 //!
-//! Dense `f32` gradients are compressed, after the values of one process have been summed; the first value of
-//! a key, row-sparse gradients and, with servers, pulled values travel as they are, as in MXNet. A dense push
-//! of another dtype is an error, as there.
+//! Dense `f32` gradients are compressed, after the values of one process have been summed. As in MXNet, the
+//! first value of a key, row-sparse gradients and, with servers, pulled values are sent uncompressed, and a
+//! dense push of another dtype is an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use ringpull_kernels::compress::{Compression, Feedback};
 
 use crate::Entry;
 
-/// The present setting, and each key's feedback.
+/// The current setting, and each key's feedback.
 #[derive(Default)]
 pub(super) struct Compressor {
     present: Mutex<Option<Compression>>,
     kept: Mutex<BTreeMap<Key, Arc<Mutex<Feedback>>>>,
 }
 
-/// The compression of one push; fixed when it is made. Pushes of one key use its feedback in the order in
-/// which they were made.
+/// The compression of one push, which is fixed when the push is called. Pushes of one key use the key's
+/// feedback in the order of the calls.
 pub(super) struct Coding {
     pub(super) compression: Compression,
     pub(super) feedback: Arc<Mutex<Feedback>>,
 }
 
 impl Compressor {
-    /// Gradients pushed from now on are compressed so. It sends the residuals of earlier codecs; without a
-    /// codec they are dropped.
+    /// Compresses gradients pushed from now on by `compression`. The residuals of earlier codecs are kept and
+    /// sent with them. If it is `None`, the residuals are dropped.
     pub(super) fn set(&self, compression: Option<&Compression>) {
         *self.present.lock() = compression.copied();
         if compression.is_none() {
@@ -53,7 +53,7 @@ impl Compressor {
         if matches!(compression, Compression::TopK(_)) && u32::try_from(entry.len()).is_err() {
             return Err(Error::argument(
                 format!(
-                    "push of key {} on rank {rank}: {compression} counts elements in 32 bits, and it has {}",
+                    "push of key {} on rank {rank}: {compression} counts elements in 32 bits, and the key has {}",
                     entry.key,
                     entry.len()
                 ),
@@ -63,13 +63,13 @@ impl Compressor {
         Ok(Some(self.coding_by(&entry.key, compression)))
     }
 
-    /// Returns the compression of a gradient of that key by a given codec.
+    /// Returns the compression of a gradient of the key by a given codec.
     pub(super) fn coding_by(&self, key: &Key, compression: Compression) -> Coding {
         let feedback = Arc::clone(self.kept.lock().entry(key.clone()).or_default());
         Coding { compression, feedback }
     }
 
-    /// Drops the residuals of all keys: they belong to a run that does not go on.
+    /// Drops the residuals of all keys, because they belong to a run that does not go on.
     pub(super) fn forget(&self) {
         self.kept.lock().clear();
     }

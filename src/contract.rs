@@ -1,10 +1,10 @@
-//! The interface between programs and a store, below the store and below its backends.
+//! The types that programs, stores and backends share.
 
 use ringpull_base::{Key, Result, Tensor};
 
 /// A function that replaces an optimizer. A thread of the store calls `updater(key, received, stored)` once
-/// for each merged gradient, and it changes `stored`. If it returns an error, reading or pulling the key
-/// returns that error. It cannot call a store: that is an error.
+/// for each merged gradient, and the updater changes `stored`. If it returns an error, reading or pulling the
+/// key returns this error. It is an error if an updater calls a store.
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -24,5 +24,5 @@ pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
 
 pub use ringpull_allreduce::progress::Change;
 
-/// The function that a program has called after a loss; see [`on_change`](crate::KvStore::on_change).
+/// The function of a program that is called after a loss; see [`on_change`](crate::KvStore::on_change).
 pub type OnChange = Box<dyn FnMut(&Change) -> Result<()> + Send>;

@@ -1,4 +1,4 @@
-//! The contribution of one process to a key in one push: the sum over the values it was given.
+//! The contribution of one process to a key in one push: the sum of the values of the push.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use ringpull_kernels::reduce;
 
 use crate::Entry;
 
-/// One of the values of a push, or the sum of all.
+/// One value of a push, or the sum of all its values.
 pub enum Contribution {
     /// A value, locked against writers until this is dropped.
     Held(TensorRef),
     /// The sum of several values.
     Summed(Buffer),
-    /// The value stands in this output, which will hold the result.
+    /// The value is in the output with this index, which will hold the result.
     InPlace(usize),
 }
 
@@ -24,14 +24,14 @@ pub(super) fn only(mut gradient: Vec<Contribution>) -> Contribution {
     gradient.pop().expect("a store without devices is given the sum of the values, of which there is one at least")
 }
 
-/// Returns the places of the values that are not in host memory; `outs` came with them.
+/// Returns the memory of the values that are not in host memory. `outs` are the outputs of the push.
 #[cfg(feature = "devices")]
 pub(super) fn remotes<'a>(values: &'a [Contribution], outs: &'a [TensorMut]) -> impl Iterator<Item = &'a Remote> {
     values.iter().filter_map(|value| value.remote(outs))
 }
 
 impl Contribution {
-    /// Its memory, if it is not the host's; `outs` came with it.
+    /// Returns the contribution's memory, if it is not host memory. `outs` are the outputs of the push.
     #[cfg(feature = "devices")]
     pub(super) fn remote<'a>(&'a self, outs: &'a [TensorMut]) -> Option<&'a Remote> {
         match self {
@@ -41,7 +41,7 @@ impl Contribution {
         }
     }
 
-    /// The sum of `values`, of which there is at least one; a single value is not copied.
+    /// Returns the sum of `values`, which are not empty. A single value is not copied.
     pub(super) fn sum(entry: &Entry, values: &[Tensor]) -> Result<Self> {
         let [first, others @ ..] = values else {
             unreachable!("an empty list was turned away before");
@@ -56,16 +56,16 @@ impl Contribution {
         Ok(Contribution::Summed(sum))
     }
 
-    /// Copies the caller's tensor, which is free from then on.
+    /// Copies the caller's tensor. The caller may change it from then on.
     pub(super) fn take_over(&mut self) {
         if let Contribution::Held(held) = self {
             *self = Contribution::Summed(Buffer::copy_of(held.bytes()));
         }
     }
 
-    /// Scales by `factor`, in place for an output or a sum, and as a copy for a value.
+    /// Scales the contribution by `factor`. An output or a sum is scaled in place, and a value is copied.
     pub(super) fn scaled(self, entry: &Entry, factor: f64, outs: &mut [TensorMut]) -> Self {
-        // Memory of other libraries may lie anywhere.
+        // Memory of other libraries may be unaligned.
         let lies_well = |bytes: &[u8]| bytes.as_ptr().addr().is_multiple_of(entry.dtype.size_bytes());
         let mut sum = match self {
             Contribution::InPlace(index) if !lies_well(outs[index].bytes()) => Buffer::copy_of(outs[index].bytes()),
@@ -80,7 +80,7 @@ impl Contribution {
         Contribution::Summed(sum)
     }
 
-    /// The bytes of the gradient; `outs` are those given along with it.
+    /// Returns the bytes of the gradient. `outs` are the outputs of the push.
     pub fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
         match self {
             Contribution::Held(value) => value.bytes(),
@@ -90,7 +90,7 @@ impl Contribution {
     }
 }
 
-/// A row-sparse gradient of one process: ascending ids, each once, and their rows.
+/// A row-sparse gradient of one process. It has ascending ids, each once, and their rows.
 #[derive(Clone)]
 pub struct MergedRows {
     /// The row ids, ascending, each once.
@@ -100,7 +100,7 @@ pub struct MergedRows {
 }
 
 impl MergedRows {
-    /// The sum of `values`, adding up rows in the order they are named.
+    /// Returns the sum of `values`. Rows with one id are added in the order in which they are given.
     pub(super) fn sum(entry: &Entry, values: &[RowSparse]) -> Result<Self> {
         let guards = values.iter().map(|value| value.rows().read()).collect::<Result<Vec<_>>>()?;
         if let ([value], [rows]) = (values, &guards[..])
@@ -112,7 +112,8 @@ impl MergedRows {
         Ok(Self::sum_of(entry, parts))
     }
 
-    /// The sum of `(ids, rows)` pairs whose ids need be neither sorted nor unique, added in the order given.
+    /// Returns the sum of `(ids, rows)` pairs, added in the order given. The ids need not be sorted or
+    /// unique.
     pub fn sum_of<'a>(entry: &Entry, parts: impl Iterator<Item = (&'a [i64], &'a [u8])> + Clone) -> Self {
         let mut all: Vec<i64> = parts.clone().flat_map(|(ids, _)| ids.iter().copied()).collect();
         #[allow(clippy::stable_sort_primitive, reason = "most parts ascend, and it finds such runs")]
@@ -132,7 +133,7 @@ impl MergedRows {
         MergedRows { ids: all, rows: Arc::new(rows) }
     }
 
-    /// The tensor that has these rows, and zeros elsewhere.
+    /// Returns a tensor with these rows, and zeros elsewhere.
     pub(super) fn dense(&self, entry: &Entry) -> Buffer {
         let mut dense = Buffer::zeroed(entry.len_bytes());
         let row_bytes = entry.row_bytes();
@@ -146,7 +147,8 @@ impl MergedRows {
     }
 }
 
-/// Returns the position of `id` in `all`, which ascend and have it: mostly soon behind `near`.
+/// Returns the position of `id` in `all`, which ascend and contain `id`. The position is usually soon after
+/// `near`.
 fn find(all: &[i64], near: usize, id: i64) -> usize {
     if all[near] > id {
         return all[..near].partition_point(|other| *other < id);

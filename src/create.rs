@@ -31,16 +31,16 @@ use crate::{Backend, KvStore};
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
 ///
-/// In a process whose `RINGPULL_ROLE` is `helper`, `create("dist_sync_mpi")` does not return: it reduces for
-/// the workers of its job, and the process exits when they are done ([`run_node`] returns instead).
+/// In a process with `RINGPULL_ROLE=helper`, `create("dist_sync_mpi")` does not return: the process reduces
+/// for the workers of its job, and exits when they are done. ([`run_node`] would return then.)
 ///
-/// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the
-/// `DMLC_*` variables for the kinds with servers. A process whose `DMLC_ROLE` is `server` or `scheduler` has
-/// no store: it calls [`run_node`].
+/// `dist_sync_mpi` finds its peers through the `mpirun` that started the process, and the kinds with servers
+/// find them by the `DMLC_*` variables. A process with the `DMLC_ROLE` `server` or `scheduler` has no store
+/// and calls [`run_node`] instead.
 ///
-/// The device kinds work on the devices that `RINGPULL_DEVICES` names, all GPUs if it is unset;
-/// `dist_sync_mpi` works on devices if it is set. [`create_on`] takes them from the caller, who makes tensors
-/// on them.
+/// The device kinds work on the devices that `RINGPULL_DEVICES` names, or on all GPUs if it is unset.
+/// `dist_sync_mpi` works on devices only if the variable is set. [`create_on`] takes the devices from the
+/// caller, who makes tensors on them.
 ///
 /// The first `dist_sync_mpi` store of a process initialises MPI, and creating it is collective: it blocks
 /// until every rank creates one. A store with servers blocks until the scheduler has met every node of the
@@ -56,16 +56,17 @@ use crate::{Backend, KvStore};
 /// ```
 ///
 /// # Errors
-/// For a name that is no kind, a kind that this build or machine cannot have, a variable that cannot
-/// be used, and peers that do not come.
+/// If `kind` is no kind, or this build or machine cannot have the kind, or a variable has an invalid value,
+/// or peers do not come.
 pub fn create(kind: &str) -> Result<KvStore> {
     create_with(kind, &Config::from_env()?)
 }
 
-/// As [`create`], of a job that goes on without workers that it loses: as `RINGPULL_ELASTIC=1`, which the
-/// servers and the scheduler need where there are some. Without servers it takes `dist_sync_mpi` on an MPI
-/// with fault tolerance, as Open MPI 5 under `mpirun --with-ft ulfm`; otherwise it has no effect, and a
-/// notice says so. Every rank calls it alike. See [`KvStore::on_change`].
+/// Creates a store as [`create`] does, in a job that goes on without workers that it loses. This is what
+/// `RINGPULL_ELASTIC=1` sets, which the servers and the scheduler, if there are some, need too. Without
+/// servers it needs `dist_sync_mpi` on an MPI with fault tolerance, such as Open MPI 5 under `mpirun
+/// --with-ft ulfm`. Otherwise it has no effect, and a notice is printed. Every rank must call it. See
+/// [`KvStore::on_change`].
 ///
 /// ```
 /// let store = ringpull::create_elastic("local")?;
@@ -76,8 +77,9 @@ pub fn create_elastic(kind: &str) -> Result<KvStore> {
     create_with(kind, &Config { elastic: true, ..Config::from_env()? })
 }
 
-/// As [`create`], with the caller's settings. They must be the same on every rank, and how `dist_sync_mpi`
-/// sums the same for all stores of a process. Collective and blocking as [`create`].
+/// Creates a store as [`create`] does, with the caller's settings. These must be the same on every rank, and
+/// the settings of `dist_sync_mpi`'s sums must be the same for all stores of a process. Collective and
+/// blocking in the same cases as [`create`].
 ///
 /// ```
 /// let config = ringpull::Config { check_nan: true, ..ringpull::Config::default() };
@@ -89,19 +91,19 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
     let mut job = Dmlc::from_env()?;
     if let Some(job) = job.as_mut().filter(|_| kind == Kind::DistHybrid) {
-        // Its workers are ranks, by the same numbers.
+        // The job's workers are ranks, with the ranks' numbers.
         job.preferred_rank = job.preferred_rank.or_else(config::launcher_rank);
     }
     // A server or the scheduler gets the error that it has no store, whether or not it has devices.
     let is_a_node = kind.has_servers() && job.as_ref().is_some_and(|job| job.role != Role::Worker);
     let named = config::devices();
     let devices = match kind {
-        // As in MXNet, processes without a GPU then sum their values in host memory.
+        // As in MXNet, processes without a GPU sum their values in host memory.
         Kind::DistSyncDevice | Kind::DistAsyncDevice if named.is_none() && !has_driver() => None,
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !is_a_node => {
             Some(open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
         }
-        // A helper needs none.
+        // A helper needs no devices.
         Kind::DistSyncMpi if !config::is_helper() => match named {
             Some(named) => Some(open(&named).map_err(|cause| no_devices(kind, &cause))?),
             None => None,
@@ -111,7 +113,7 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     build(kind, config, job.as_ref(), devices)
 }
 
-/// As [`create`], for a kind that works on devices: on these.
+/// Creates a store as [`create`] does, of a kind that works on devices. It works on `devices`.
 ///
 /// ```
 /// // Two simulated devices, which every machine has; `store.devices()` of a store on GPUs serves as well.
@@ -132,9 +134,9 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
     build(kind, &Config::from_env()?, Dmlc::from_env()?.as_ref(), Some(Arc::clone(devices)))
 }
 
-/// Serves the job as its scheduler or as one of its servers if that is what `DMLC_ROLE` says this process is,
-/// or as a helper of `dist_sync_mpi` if `RINGPULL_ROLE` says so, until the job has ended: then returns true.
-/// Returns false at once in a worker, and in a process of no job with servers. Blocks.
+/// Serves the job as its scheduler or as a server if `DMLC_ROLE` names this role, or as a helper of
+/// `dist_sync_mpi` if `RINGPULL_ROLE` does. Blocks until the job has ended, and then returns true. Returns
+/// false at once in a worker, and in a process of a job without servers.
 ///
 /// A program that is started in every role calls it before [`create`], as MXNet does while it is imported:
 ///
@@ -209,7 +211,7 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
     Ok(KvStore::over(kind, recorded(kind, backend)?, config))
 }
 
-/// The backend of a store that is recorded, if recording is asked for: the first of the process.
+/// Returns a backend that records, if recording is asked for and this is the first store of the process.
 fn recorded(kind: Kind, backend: Box<dyn Backend>) -> Result<Box<dyn Backend>> {
     static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     match config::recording()? {
@@ -220,8 +222,8 @@ fn recorded(kind: Kind, backend: Box<dyn Backend>) -> Result<Box<dyn Backend>> {
     }
 }
 
-/// A process of a job with servers that asks for another kind would do each worker's work on its own, and
-/// call it done.
+/// Returns an error in a process of a job with servers that asks for another kind. Otherwise each such
+/// process would train alone, without a warning.
 fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     match job {
         Some(job) if job.role != Role::Worker || kind.has_ranks() => Err(Error::KindUnavailable {
@@ -238,7 +240,7 @@ fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     }
 }
 
-/// Warns once in a job that its processes know nothing of each other's stores.
+/// Warns, once in a job, that the stores of its processes are separate.
 fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
     static ONCE: Once = Once::new();
     let told = if matches!(kind, Kind::Local | Kind::Device) { config::first_of_several(job) } else { None };
@@ -247,7 +249,7 @@ fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
     }
 }
 
-/// Warns once in a job that there are no metrics of this kind.
+/// Warns, once in a job, that this kind has no metrics.
 fn warn_of_metrics(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     static ONCE: Once = Once::new();
     if !kind.has_ranks() && !kind.has_servers() && config::metrics()?.is_some() && config::speaks_for_the_job(job) {
@@ -260,7 +262,7 @@ fn warn_of_metrics(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     Ok(())
 }
 
-/// Says once in a job which variables were hardly meant as they are spelled.
+/// Warns, once in a job, of variables that are probably misspelled.
 fn warn_of_variables(job: Option<&Dmlc>) {
     static ONCE: Once = Once::new();
     if config::speaks_for_the_job(job) {
@@ -268,7 +270,7 @@ fn warn_of_variables(job: Option<&Dmlc>) {
     }
 }
 
-/// Reports once in a job on which hosts its processes are.
+/// Reports, once in a job, the hosts of its processes.
 pub(crate) fn introduce(job: &str) {
     static ONCE: Once = Once::new();
     if !config::is_quiet() {
@@ -276,7 +278,8 @@ pub(crate) fn introduce(job: &str) {
     }
 }
 
-/// The warning if a kind for one process is created in one of several, as a variable shows.
+/// Returns the warning for a kind for one process that is created in one of several processes, as `variable`
+/// shows.
 fn separate_models(kind: Kind, variable: &str, processes: usize) -> String {
     let instead = if variable == "DMLC_NUM_WORKER" { "dist_sync" } else { "dist_sync_mpi" };
     format!(
@@ -306,7 +309,7 @@ fn over_servers(
     })
 }
 
-/// The job with servers of which this process is a worker.
+/// Returns the job with servers of which this process is a worker.
 #[cfg(feature = "ps")]
 fn worker_of(kind: Kind, job: Option<&Dmlc>) -> Result<&Dmlc> {
     let dmlc = job.ok_or_else(|| Error::KindUnavailable {
@@ -329,9 +332,10 @@ fn worker_of(kind: Kind, job: Option<&Dmlc>) -> Result<&Dmlc> {
 
 #[cfg(feature = "ps")]
 fn connect_to_servers(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<crate::servers::Servers> {
-    /// The job counts this process as one worker, and not the children that it forks.
+    /// The process that is the worker. The children that it forks are not.
     static OWNER: OnceLock<Process> = OnceLock::new();
-    /// By it a child of this process, which has inherited its variables, finds out whose child it is.
+    /// The claim by which a child of this process, which inherits its variables, finds out that it is a
+    /// child.
     static PLACE: OnceLock<Option<Claim>> = OnceLock::new();
     OWNER.get_or_init(Process::this).check("this worker of the job")?;
     let place = |rank: usize| format!("worker {rank} of {}", dmlc.root);
@@ -353,7 +357,7 @@ fn connect_to_servers(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<crate:
 const CHILD_OF_A_WORKER: &str = "create the store in the worker alone, in a script of multiprocessing under \
                                  `if __name__ == \"__main__\":`; a child that needs one of its own creates the kind local";
 
-/// Ranks of MPI that are workers of servers too, by the same numbers.
+/// Returns the backend of ranks of MPI that are also workers of servers, with equal numbers.
 #[cfg(feature = "ps")]
 fn over_both(config: &Config, job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
     let kind = Kind::DistHybrid;
@@ -407,15 +411,15 @@ fn no_servers(asked: &str) -> Error {
     }
 }
 
-/// The engine over this job's ranks.
+/// Returns the engine over this job's ranks.
 fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::progress::Engine>> {
-    /// True if the first store was to go on without lost ranks.
+    /// True if the first store goes on without lost ranks.
     static IS_ELASTIC: OnceLock<bool> = OnceLock::new();
     check_elastic(config, on_devices)?;
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
     if *IS_ELASTIC.get_or_init(|| config.elastic || engine.is_elastic()) != config.elastic {
         return Err(Error::argument(
-            "stores of one process go on without lost ranks (RINGPULL_ELASTIC, create_elastic) all or none",
+            "either all stores of a process go on without lost ranks (RINGPULL_ELASTIC, create_elastic) or none does",
             "create all of its dist_sync_mpi stores alike",
         ));
     }
@@ -431,8 +435,8 @@ pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Re
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
     }
     if let Some((folder, number)) = config::elastic()?.filter(|_| engine.is_elastic()) {
-        // `mpirun` reports success also when every rank was killed. So the launcher looks whether one has
-        // come to its end.
+        // `mpirun` reports success even if every rank was killed. So the launcher checks if some rank has
+        // written this file at its end.
         ONCE.call_once(|| engine.write_at_end(folder.join(format!("done-{number}"))));
     }
     crate::status::serve(engine)
@@ -459,7 +463,7 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
 fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
     let (what, variable) = match config.elastic {
         true if on_devices => ("values on devices", "RINGPULL_DEVICES"),
-        // They end for good with the first loss.
+        // MPI's own sums cannot go on after a loss.
         true if config.algorithm == ringpull_base::AlgorithmChoice::Native => {
             ("MPI's own collectives", "RINGPULL_ALGORITHM")
         }
@@ -473,7 +477,7 @@ fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
     ))
 }
 
-/// Reduces for the workers of this helper's job until they are done. Blocks.
+/// Reduces for the workers of this helper's job until the workers are done. Blocks.
 fn serve(config: &Config) -> Result<()> {
     timeline::start(config::timeline_file());
     ringpull_allreduce::progress::process::serve(config, Some(config.segment_bytes))
@@ -514,7 +518,7 @@ mod with_devices {
     }
 }
 
-/// The same names in a build without devices.
+/// The functions of `with_devices` for a build without devices.
 #[cfg(not(feature = "devices"))]
 #[allow(clippy::needless_pass_by_value, reason = "as the names that a build with devices has")]
 mod without_devices {
@@ -600,7 +604,7 @@ mod tests {
             let refused = create_with("local", &Config::default()).err();
             return println!("refused: {}", refused.map_or_else(|| "not at all".to_owned(), |error| error.to_string()));
         }
-        // Again, in a process of its own: the environment is of the whole process.
+        // Run the test again in its own process, because it changes the environment of the whole process.
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
         again.args([NAME, "--exact", "--nocapture"]).env("RINGPULL_SHARED_MEMORY", "of");
         let output = again.output().unwrap();

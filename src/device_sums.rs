@@ -1,5 +1,5 @@
-//! `dist_sync_device` and `dist_async_device`: a process's own values are summed on its devices, then go to
-//! the servers.
+//! `dist_sync_device` and `dist_async_device`: the values of a process are summed on its devices, and the sum
+//! goes to the servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// A worker of a job with servers, and its devices.
 ///
-/// A push of several values, or of one on a device, waits until the sum is in host memory, and returns before
-/// it has travelled. Outputs on devices are copied up when the servers' value is there.
+/// A push of several values, or of one value on a device, waits until the sum is in host memory, and returns
+/// before the sum is sent. Outputs on devices are copied up when the servers' value has come.
 pub struct DeviceSums {
     servers: Servers,
     devices: Arc<Devices>,
@@ -36,7 +36,7 @@ struct SumSlot {
 }
 
 impl DeviceSums {
-    /// Sums on `devices` before `servers`.
+    /// Returns a backend that sums on `devices` before it pushes to `servers`.
     pub fn new(servers: Servers, devices: Arc<Devices>, limit: Duration) -> Self {
         DeviceSums { servers, devices, slots: Mutex::default(), limit }
     }
@@ -51,7 +51,7 @@ impl DeviceSums {
         Ok(Arc::clone(slots.entry(entry.key.clone()).or_insert(Arc::new(Mutex::new(slot)))))
     }
 
-    /// The sum in host memory. The values' streams wait for the work that reads them.
+    /// Returns the sum in host memory. The values' streams wait for the work that reads the values.
     fn sum(&self, entry: &Entry, gradient: &[Contribution], outs: &[TensorMut]) -> Result<Buffer> {
         let (devices, slot) = (&self.devices, self.slot(entry)?);
         let mut slot = slot.lock();
@@ -76,8 +76,8 @@ impl DeviceSums {
         Ok(staging)
     }
 
-    /// Outputs that the servers' value can be written into: those on devices are copied up as soon as that
-    /// has happened.
+    /// Returns outputs into which the servers' value can be written. For an output on a device it is host
+    /// memory, which is copied up when the value has been written.
     fn on_host(&self, entry: &Entry, outs: Vec<TensorMut>) -> Vec<TensorMut> {
         let staged = |out: TensorMut| {
             if out.remote().is_none() {
@@ -216,8 +216,7 @@ impl Backend for DeviceSums {
 
 impl Drop for DeviceSums {
     fn drop(&mut self) {
-        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait
-        // for.
+        // Memory must not be freed while work on it is queued. After a fault there is nothing to wait for.
         drop(self.devices.drain(self.limit));
     }
 }

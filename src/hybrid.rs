@@ -1,9 +1,9 @@
 //! `dist_hybrid`: dense keys by allreduce, as `dist_sync_mpi`, and row-sparse keys on servers, as
 //! `dist_sync`.
 //!
-//! A key is row-sparse if it was initialised so (`init_row_sparse`), and stays so; any key takes dense and
-//! row-sparse gradients. The ranks of MPI are the workers of the servers, under the same numbers. A fault of
-//! one half is one of the other, on every rank.
+//! A key is row-sparse if it was initialised by `init_row_sparse`, and stays row-sparse. Any key takes dense
+//! and row-sparse gradients. The ranks of MPI are the workers of the servers, with equal numbers. A fault of
+//! either backend is also a fault of the other, on every rank.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -26,14 +26,14 @@ pub(crate) struct Hybrid {
 }
 
 impl Hybrid {
-    /// A store over both, of one rank and number of workers.
+    /// Returns a store over both backends. Their rank and number of workers must be equal.
     pub(crate) fn new(dense: Allreduce, sparse: Servers) -> Result<Self> {
         let place = |half: &dyn Backend| (half.rank(), half.num_workers());
         let (of_mpi, of_servers) = (place(&dense), place(&sparse));
         if of_mpi != of_servers {
             return Err(Error::job_mismatch(
                 format!(
-                    "this process is rank {} of {} by MPI, and worker {} of {} of the servers",
+                    "this process is rank {} of {} of MPI, but worker {} of {} of the servers",
                     of_mpi.0, of_mpi.1, of_servers.0, of_servers.1
                 ),
                 "start it by `ringpull launch --hybrid`, or with as many ranks as DMLC_NUM_WORKER and no DMLC_WORKER_ID",
@@ -70,7 +70,7 @@ impl Backend for Hybrid {
         if !entry.is_row_sparse {
             return self.dense.init(entry, value);
         }
-        // The ranks agree on every key, so that none waits for one that the others have on servers.
+        // The ranks agree on every key, so that no rank waits for a key that the others have on servers.
         let shape: Vec<usize> = std::iter::once(0).chain(entry.shape.iter().copied()).collect();
         let marker = Entry { shape: shape.as_slice().into(), is_row_sparse: false, ..entry.clone() };
         self.dense.init(&marker, &Tensor::zeros(entry.dtype, &shape))?;

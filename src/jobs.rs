@@ -18,7 +18,7 @@ use crate::sum_rows::sum_rows;
 use crate::update::{ShardStep, Update, Updates};
 use crate::{Contribution, Entry, MergedRows, SavedStates};
 
-/// The job of `init`: every rank gets rank 0's value.
+/// The job of `init`. Every rank gets rank 0's value.
 pub(super) struct Init {
     slot: Arc<Slot>,
     value: Arc<Buffer>,
@@ -98,8 +98,8 @@ pub(super) struct Push {
     updates: Arc<Updates>,
     priority: i32,
     keeps: bool,
-    /// True if the push can be repeated, in a job that goes on without lost ranks. The store changes nothing
-    /// before the sum is there. The sum has memory of its own beside the gradient, because MPI may still
+    /// True if the push can be repeated, in a job that goes on without lost ranks. The store then changes
+    /// nothing before the sum is there. The sum has separate memory from the gradient, because MPI may still
     /// write into the memory of a sum that was given up.
     is_elastic: bool,
     is_begun: bool,
@@ -111,9 +111,9 @@ enum Place {
     Open,
     /// The output with this index.
     Output(usize),
-    /// Memory of the store's own.
+    /// Memory of the store.
     Own(Buffer),
-    /// Memory that is lent to the transport: the output with this index, or the store's own.
+    /// The transport has the memory. It is the output with this index, or memory of the store.
     Lent(Option<usize>),
 }
 
@@ -146,7 +146,7 @@ impl Push {
 
     /// Puts the gradient where it will be summed.
     fn put(&mut self) -> Place {
-        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
+        // An overwritten value is not needed any more. Without it, memory that it shares with an output is
         // written in place.
         let old = if self.update.overwrites() { self.old.take().or_else(|| self.slot.take_value()) } else { None };
         match self.gradient.take() {
@@ -175,15 +175,15 @@ impl Push {
         }
     }
 
-    /// Copies the gradient, which stays for another sum after a loss.
+    /// Copies the gradient. The gradient is kept for another sum after a loss.
     fn copy(&mut self) -> Buffer {
         let gradient = self.gradient.as_mut().expect("a gradient is kept until its sum is done");
         gradient.take_over();
         Buffer::copy_of(gradient.bytes(&self.outs))
     }
 
-    /// Keeps the memory of an overwritten value for the copy of a sum in foreign memory. A sum in memory of
-    /// ours needs no copy: the key's value shares that memory.
+    /// Keeps the memory of an overwritten value for the copy of a sum in foreign memory. A sum in our own
+    /// memory needs no copy, because the key's value shares the memory.
     fn recycle(&self, old: Option<Arc<Buffer>>, index: usize) {
         if self.keeps
             && self.outs[index].is_foreign()
@@ -193,8 +193,8 @@ impl Push {
         }
     }
 
-    /// The key's value, which is the sum in an output. It shares the output's memory, or is a copy if that
-    /// memory is foreign.
+    /// Returns the key's value, which is the sum in an output. It shares the output's memory, or is a copy if
+    /// the memory is foreign.
     fn kept(&self, index: usize) -> Arc<Buffer> {
         let out = &self.outs[index];
         match if out.is_foreign() { self.slot.take_scratch() } else { None } {
@@ -316,7 +316,7 @@ pub(super) struct PushRows {
     is_begun: bool,
 }
 
-/// The sum of all ranks' rows, and the value that a sharded optimizer has made of it.
+/// The sum of all ranks' rows, and the value that a sharded optimizer has computed from it.
 struct RowSum {
     rows: MergedRows,
     value: Option<Arc<Buffer>>,
@@ -363,7 +363,7 @@ async fn shard_rows(
 ) -> Result<()> {
     let (row_bytes, parts) = (entry.row_bytes(), parts_of(entry, all.size));
     let part = |rank: usize| parts.range(rank..rank + 1);
-    // The pieces of the rows that a rank owns, each with its place in the key and its offset in `gradient`.
+    // The pieces of the rows that a rank owns, each with its offset in the key and in `gradient`.
     let pieces = |rank: usize| {
         let (part, ids) = (part(rank), gradient.ids.iter().enumerate());
         ids.filter_map(move |(at, id)| {
@@ -502,13 +502,14 @@ pub(super) struct CompressedPush {
     slot: Arc<Slot>,
     /// The gradient, until it is sent.
     gradient: Option<Contribution>,
-    /// The memory of the sum: the output with the number `index`, or the store's own if that is `None`.
+    /// The memory of the sum. It is the output with the number `index`, or memory of the store if `index` is
+    /// `None`.
     out: Memory,
     index: Option<usize>,
     /// The codes of all ranks, if the transport gathers them without adding them.
     codes: Option<Buffer>,
     stage: CodedStage,
-    /// The sum, or the value that a sharded optimizer has made of it.
+    /// The sum, or the value that a sharded optimizer has computed from it.
     sum: Option<Arc<Buffer>>,
     outs: Vec<TensorMut>,
     update: Update,
@@ -531,8 +532,8 @@ enum CodedStage {
     Done,
 }
 
-/// The gradient of a push that may be repeated, and the residuals before it. `None` before the push has
-/// begun.
+/// The gradient of a push that may be repeated, and the residuals from before the push. `None` until the push
+/// has begun.
 #[derive(Default)]
 struct Retry(Option<(Arc<Buffer>, Feedback)>);
 
@@ -565,8 +566,8 @@ impl CompressedPush {
         }
     }
 
-    /// Returns the gradient and the memory of the sum. The first is `Memory::Nothing` if the gradient stands
-    /// in the second.
+    /// Returns the gradient and the memory of the sum. The gradient is `Memory::Nothing` if it is in the
+    /// memory of the sum.
     fn lend(&mut self, own: Range<usize>) -> Result<(Memory, Memory)> {
         if let Some(Retry(kept)) = &mut self.retry {
             self.slot.begin_once(&mut self.is_begun);
@@ -587,7 +588,7 @@ impl CompressedPush {
                 Memory::Own(Buffer::zeroed(self.slot.entry.len_bytes())),
             ));
         }
-        // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
+        // An overwritten value is not needed any more. Without it, memory that it shares with an output is
         // written in place.
         let old = if let Update::Shard(optimizer) = &self.update {
             let value = self.slot.begin_with_value()?;
@@ -660,7 +661,7 @@ impl Job for CompressedPush {
                     comm.add_codes(&compression, codes.bytes(), bytemuck::cast_slice_mut(self.out.bytes_mut()))?;
                 }
                 if let Some(mut step) = self.step.take() {
-                    // The weights travel as they are.
+                    // The weights are sent uncompressed.
                     let sums = &mut self.out.bytes_mut()[own.clone()];
                     let weights = step.apply(own.start, sums);
                     sums.copy_from_slice(weights);
@@ -704,7 +705,7 @@ impl Job for CompressedPush {
 
     fn again(&mut self) -> bool {
         if self.retry.is_none() {
-            // An output that it has is failed with it.
+            // If the push has an output, the output fails with the push.
             return false;
         }
         (self.sum, self.codes, self.stage, self.out) = (None, None, CodedStage::Open, Memory::Nothing);

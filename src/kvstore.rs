@@ -1,9 +1,9 @@
 //! The KVStore that users call: MXNet's contract, the same for every kind.
 //!
-//! [`KvStore`] checks arguments, keeps the key table and sums the values of one process; what happens between
-//! processes is a [`Backend`]: `local`, `allreduce` (`dist_sync_mpi`) or `servers` (`dist_sync`,
-//! `dist_async`). A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the
-//! store is poisoned: every later call returns that first cause.
+//! [`KvStore`] checks arguments, keeps the key table and sums the values of one process. A [`Backend`] does
+//! the work between processes: `local`, `allreduce` (`dist_sync_mpi`) or `servers` (`dist_sync`,
+//! `dist_async`). A wrong argument changes nothing. After a lost peer, a timeout or a protocol error, every
+//! later call returns this first error.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -30,7 +30,7 @@ use crate::contract::{OnChange, Updater};
 use crate::table::Table;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, contribution, update};
 
-/// A feature of which [`KvStore::is_capable`] reports whether a store has it.
+/// A feature for [`KvStore::is_capable`].
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -55,9 +55,9 @@ pub enum Capability {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
-    /// Calls of push and `push_pull`, one for each key.
+    /// The number of calls of push and `push_pull`, counted for each key.
     pub pushes: u64,
-    /// Calls of pull and `push_pull`, one for each key.
+    /// The number of calls of pull and `push_pull`, counted for each key.
     pub pulls: u64,
     /// Payload bytes this process sent.
     pub sent_bytes: u64,
@@ -71,11 +71,11 @@ pub struct Stats {
 
 /// A key-value store of tensors, shared by the workers of a job.
 ///
-/// Values pushed for a key are summed, over the list given and over all workers. An updater or optimizer then
-/// updates the store's value by that sum; without one, the sum overwrites the value.
+/// Values pushed for a key are summed, over the given list and over all workers. An updater or optimizer then
+/// updates the store's value with this sum. Without an updater or optimizer, the sum overwrites the value.
 ///
-/// `push` and `push_pull` return before communication ends; `pull`, `barrier`, `wait_all` and reading an
-/// output block. Every worker must push every key of a step once; the order of keys may differ between
+/// `push` and `push_pull` return before communication ends. `pull`, `barrier`, `wait_all` and reading an
+/// output block. Every worker must push every key of a step once. The order of keys may differ between
 /// workers.
 ///
 /// ```
@@ -92,7 +92,7 @@ pub struct Stats {
 /// # }
 /// ```
 ///
-/// After a lost peer, a timeout or a disagreement between workers every call returns the first such error; a
+/// After a lost peer, a timeout or a disagreement between workers, every call returns the first such error. A
 /// wrong argument changes nothing.
 ///
 /// A store belongs to the process that created it. In a forked child every call is an error, except those
@@ -106,8 +106,8 @@ pub struct KvStore {
     factor: AtomicU64,
     /// The time for which an output tensor may stay locked by the caller before that is an error.
     output_limit: Duration,
-    /// The number of failures that it has reported: a call withdraws none that was reported after the call
-    /// was made.
+    /// The number of reported failures. A call withdraws only failures that were reported before the call was
+    /// made.
     reports: AtomicU64,
     /// Held while a failure is reported or withdrawn.
     reporting: Mutex<()>,
@@ -117,12 +117,12 @@ pub struct KvStore {
 }
 
 thread_local! {
-    /// The reports of the store when the program made the call that this thread does for it.
+    /// The number of reports at the time when the program made the call that this thread runs for it.
     static MADE_AT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 impl KvStore {
-    /// Makes a store of `kind` over `backend`, for `create`, which has found the way to the peers.
+    /// Makes a store of `kind` over `backend`. For `create`, which has connected the backend.
     pub(crate) fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
         last_words::introduce(backend.rank(), backend.num_workers());
         KvStore {
@@ -139,7 +139,7 @@ impl KvStore {
         }
     }
 
-    /// The kind it was created as.
+    /// The store's kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -154,21 +154,21 @@ impl KvStore {
         self.backend.num_workers()
     }
 
-    /// Returns the number of losses of workers after which the job has gone on: 0 but with
-    /// [`create_elastic`](crate::create_elastic). With servers also how often workers have come. The ranks
-    /// and the number of workers are those of this generation.
+    /// Returns the number of losses of workers after which the job has gone on. It is 0 without
+    /// [`create_elastic`](crate::create_elastic). With servers it also counts the times that workers have
+    /// come. The ranks and the number of workers are those of this generation.
     pub fn generation(&self) -> u64 {
         self.backend.generation()
     }
 
-    /// Lets `callback` know of workers that were lost and that the job goes on without, and, with servers, of
-    /// others that have come: then nobody is lost. It is called on the
-    /// program's thread, at the start of its next call of the store; the call returns its error. It may call
-    /// the store. Without one the job goes on silently.
+    /// Calls `callback` after workers were lost and the job goes on without them. With servers, also calls it
+    /// after workers have come; then the list of lost workers is empty. It is called on the program's thread,
+    /// at the start of the next call of the store, and that call returns the callback's error. It may call
+    /// the store. Without a callback the job goes on silently.
     ///
-    /// Sums have fewer contributions from then on. A program that averages by a fixed number changes that
-    /// here, as it does its learning rate; so does one that has given shares
-    /// ([`set_shares`](Self::set_shares)).
+    /// Sums have fewer contributions from then on. In the callback, a program that divides by a fixed number
+    /// changes this number, and perhaps its learning rate. A program that has given shares changes them
+    /// ([`set_shares`](Self::set_shares)) there.
     ///
     /// ```
     /// let store = ringpull::create("local")?;
@@ -183,16 +183,17 @@ impl KvStore {
         *self.on_change.lock() = Some(callback);
     }
 
-    /// Tells the program of losses that it does not know of.
+    /// Calls the program's callback for losses of which it does not know.
     fn tell_changes(&self) -> Result<()> {
         if self.backend.generation() == 0 {
             return Ok(());
         }
-        // Not locked while it is called, as it may call the store.
+        // The callback is called without the lock, because it may call the store.
         let Some(mut callback) = self.on_change.lock().take() else { return Ok(()) };
         let changes = self.backend.changes(self.seen.load(Ordering::Acquire));
         let outcome = changes.iter().try_for_each(|change| {
-            // Counted even if it fails, so later changes are delivered at the next call.
+            // The change is counted even if the callback fails, so that later changes are delivered at the
+            // next call.
             self.seen.fetch_add(1, Ordering::AcqRel);
             callback(change)
         });
@@ -200,23 +201,24 @@ impl KvStore {
         outcome
     }
 
-    /// Returns true if the store has that feature.
+    /// Returns true if the store has the feature.
     pub fn is_capable(&self, capability: Capability) -> bool {
         match capability {
             Capability::Optimizer => true,
         }
     }
 
-    /// Gives `key` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once,
-    /// in any order. If ranks disagree on shape or dtype, a later call returns the same error on every rank,
-    /// soon after two of them have called.
+    /// Gives `key` its first value, shape and dtype. The value of rank 0 counts. Every worker must init a key
+    /// once, in any order. If ranks disagree on shape or dtype, a later call returns the error, the same on
+    /// every rank, soon after two of them have called.
     pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
         self.init_as(&key.into(), value, false)
     }
 
-    /// As [`init`](Self::init), of a key whose gradients touch few rows of it, such as an embedding.
-    /// `dist_hybrid` keeps it on the servers, other kinds treat it as any key; every worker must call it
-    /// alike. It takes row-sparse and dense gradients, as every key does.
+    /// Initialises a key as [`init`](Self::init) does, if gradients touch few of its rows, as in an
+    /// embedding. `dist_hybrid` keeps such a key on the servers. Other kinds treat it like any key. If one
+    /// worker calls this for a key, every worker must. Like every key, it takes row-sparse and dense
+    /// gradients.
     ///
     /// ```
     /// use ringpull::{DType, RowSparse, Tensor};
@@ -242,8 +244,8 @@ impl KvStore {
         })
     }
 
-    /// Returns the error that `operation` on `key` would return for a value of that shape and dtype, without
-    /// running it.
+    /// Returns the error that `operation` on `key` would return for a value of this shape and dtype. Does not
+    /// run the operation.
     pub fn check(&self, key: impl Into<Key>, operation: &str, shape: &[usize], dtype: DType) -> Result<()> {
         self.healthy()?;
         self.table.checked(&key.into(), operation, self.rank(), std::iter::empty())?.check(
@@ -254,18 +256,19 @@ impl KvStore {
         )
     }
 
-    /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked
+    /// Adds the sum of `values` to this step's gradient of `key`. Returns at once. Each value stays locked
     /// for writers until it has been used. An empty list does nothing. A gradient of higher `priority` may
     /// leave earlier.
     ///
-    /// If 4 pushes of the key are unfinished, or at least one of them and 1 GiB of the store's pushes, it
-    /// first waits for some of them, for at most a minute. Otherwise a fast worker would fill the memory.
+    /// If 4 pushes of the key are unfinished, it first waits for some of them, for at most a minute. It also
+    /// waits if one push of the key and 1 GiB of the store's pushes are unfinished. Otherwise a fast worker
+    /// would fill the memory.
     pub fn push(&self, key: impl Into<Key>, values: &[Tensor], priority: i32) -> Result<()> {
         self.push_into(&key.into(), "push", values, &[], priority)
     }
 
-    /// Copies the value of `key` into each of `outs`, once every push that this worker made of it has been
-    /// applied. Blocks.
+    /// Copies the value of `key` into each of `outs`, after every push of the key that this worker has made
+    /// was applied. Blocks.
     pub fn pull(&self, key: impl Into<Key>, outs: &[Tensor], priority: i32) -> Result<()> {
         self.call(|| {
             let entry = self.table.checked(&key.into(), "pull", self.rank(), outs.iter())?;
@@ -280,20 +283,20 @@ impl KvStore {
         })
     }
 
-    /// `push` of `values` and `pull` into `outs` in one: returns at once, and reading an output blocks until
+    /// Pushes `values` and pulls into `outs` in one call. Returns at once, and reading an output blocks until
     /// its value is there. `outs` may be the `values` themselves.
     pub fn push_pull(&self, key: impl Into<Key>, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
         self.push_into(&key.into(), "push_pull", values, outs, priority)
     }
 
-    /// `init` with `value`, then `pull` into `outs`. Blocks.
+    /// Calls `init` with `value`, and then `pull` into `outs`. Blocks.
     pub fn broadcast(&self, key: impl Into<Key>, value: &Tensor, outs: &[Tensor], priority: i32) -> Result<()> {
         let key = key.into();
         self.init(key.clone(), value)?;
         self.pull(key, outs, priority)
     }
 
-    /// Adds row-sparse gradients: rows named more than once, in one value or several, add up. Returns at
+    /// Adds row-sparse gradients. Rows with one id, in one value or in several, are added up. Returns at
     /// once.
     pub fn push_rows(&self, key: impl Into<Key>, values: &[RowSparse], priority: i32) -> Result<()> {
         self.call(|| {
@@ -316,7 +319,8 @@ impl KvStore {
         })
     }
 
-    /// The rows of `key` that `row_ids` names, in ascending order and each once. Blocks, as `pull` does.
+    /// Returns the rows of `key` that `row_ids` names, in ascending order and each once. Blocks, as `pull`
+    /// does.
     pub fn pull_rows(&self, key: impl Into<Key>, row_ids: &[i64], priority: i32) -> Result<RowSparse> {
         self.call(|| {
             let entry = self.table.checked(&key.into(), "pull_rows", self.rank(), std::iter::empty())?;
@@ -334,9 +338,9 @@ impl KvStore {
         })
     }
 
-    /// Lets `optimizer` apply every push made from now on: in process, on every rank alike, or on the
-    /// servers. Called again it changes the hyper-parameters at once and keeps the states while the rule
-    /// stays the same. Every rank must call it alike.
+    /// Applies every push made from now on by `optimizer`. It runs in the process, alike on every rank, or on
+    /// the servers. A second call changes the hyper-parameters at once, and keeps the states if the rule does
+    /// not change. Every rank must make the same call.
     pub fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         self.call(|| {
             optimizer.check()?;
@@ -344,18 +348,19 @@ impl KvStore {
         })
     }
 
-    /// As [`set_optimizer`](Self::set_optimizer), with the states divided over the ranks of `dist_sync_mpi`:
-    /// each has those of its part of every key, and updates that part for all. The same bytes travel, and
-    /// values are the same bits as without it where sums are (`RINGPULL_ALGORITHM=ordered`). On several hosts
-    /// of which some have several ranks, sums go by messages between all ranks.
+    /// Sets an optimizer as [`set_optimizer`](Self::set_optimizer) does, with the states divided over the
+    /// ranks of `dist_sync_mpi`. Each rank has the states of its part of every key, and updates this part for
+    /// all ranks. As many bytes are sent as without sharding. Values have the same bits as without sharding
+    /// if sums do (`RINGPULL_ALGORITHM=ordered`). If there are several hosts and some have several ranks,
+    /// sums go by messages between all ranks.
     ///
-    /// A store that has had a sharded optimizer takes no other.
-    /// [`save_optimizer_states`](Self::save_optimizer_states) is collective then: every rank gets the states
-    /// of all. The file is that of any optimizer, and can be loaded by any number of ranks, with a sharded
-    /// optimizer or another.
+    /// A store that has had a sharded optimizer takes only sharded optimizers.
+    /// [`save_optimizer_states`](Self::save_optimizer_states) is then collective, and every rank gets the
+    /// states of all ranks. The file has the usual format, and any number of ranks can load it, with a
+    /// sharded optimizer or another.
     ///
-    /// Kinds of one process have all states anyway, and servers divide them anyway. It is an error if
-    /// `dist_sync_mpi` works on devices.
+    /// For kinds of one process and for kinds with servers, this is the same as `set_optimizer`. It is an
+    /// error if `dist_sync_mpi` works on devices.
     pub fn set_sharded_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         self.call(|| {
             optimizer.check()?;
@@ -363,10 +368,10 @@ impl KvStore {
         })
     }
 
-    /// Says how much of a batch each worker has: its number of rows, say. The same list on every worker. From
-    /// now on floating-point values that this worker pushes are multiplied by its weight over the mean of
-    /// all. So sums are those of equal parts of the same batch, if each worker pushes the mean gradient of
-    /// its part. Integers are left alone. Not for kinds with devices.
+    /// Sets each worker's share of a batch, for example its number of rows. The list must be the same on
+    /// every worker. From now on floating-point values that this worker pushes are multiplied by its weight,
+    /// divided by the mean weight. So if each worker pushes the mean gradient of its part, sums are the same
+    /// as with equal parts of the batch. Integers are not changed. Not for kinds with devices.
     ///
     /// ```
     /// let store = ringpull::create("local")?;
@@ -403,21 +408,21 @@ impl KvStore {
         (factor != 1.0 && entry.dtype.is_float()).then_some(factor)
     }
 
-    /// Lets `updater` apply every push made from now on. An error for kinds with servers: code is never sent
-    /// to a server.
+    /// Applies every push made from now on by `updater`. An error for kinds with servers, because code is
+    /// never sent to a server.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
         self.call(|| self.backend.set_updater(updater))
     }
 
-    /// Compresses every dense gradient pushed from now on; every rank must call it alike. The part that the
-    /// codes of a push cannot express, the residual, is kept and added to this worker's next gradient of the
-    /// key.
+    /// Compresses every dense gradient pushed from now on. Every rank must make the same call. The part of a
+    /// gradient that its codes cannot express, the residual, is kept and added to this worker's next gradient
+    /// of the key.
     ///
-    /// From then on only `f32` gradients can be pushed, and row-sparse ones of any dtype, which are not
-    /// compressed. Residuals are not saved with the optimizer's states: a run that starts from saved states
-    /// has none, and `load_optimizer_states` drops them.
+    /// From then on only dense `f32` gradients can be pushed, and row-sparse gradients of any dtype, which
+    /// are not compressed. Residuals are not saved with the optimizer's states: a run that starts from saved
+    /// states has none, and `load_optimizer_states` drops them.
     ///
-    /// An error for kind `local`, as in MXNet, and for parameters that cannot be used.
+    /// An error for kind `local`, as in MXNet, and for invalid parameters.
     pub fn set_gradient_compression(&self, compression: &Compression) -> Result<()> {
         self.call(|| {
             compression.check()?;
@@ -425,9 +430,9 @@ impl KvStore {
         })
     }
 
-    /// Sends gradients pushed from now on without compression; every rank must call it alike. Drops the
-    /// residuals. Every kind allows it, compressed or not; kinds on devices first wait for this worker's
-    /// pushes.
+    /// Sends gradients pushed from now on without compression, and drops the residuals. Every rank must make
+    /// the same call. Every kind allows it, even if compression was not set. Kinds on devices first wait for
+    /// this worker's pushes.
     pub fn unset_gradient_compression(&self) -> Result<()> {
         self.call(|| self.backend.set_compression(None))
     }
@@ -449,7 +454,7 @@ impl KvStore {
         self.call(|| self.backend.set_states(SavedStates::read(path)?))
     }
 
-    /// Returns when every worker has called it. Collective.
+    /// Waits until every worker has called `barrier`. Collective.
     pub fn barrier(&self) -> Result<()> {
         self.call(|| {
             let _span = timeline::span(Phase::Wait, || "barrier");
@@ -457,13 +462,14 @@ impl KvStore {
         })
     }
 
-    /// For a worker that has no data left, if the workers have different amounts of data. Until every worker
-    /// has joined, this one adds zeros to what the others push, applies their updates as they do, and counts
-    /// as present at their barriers. Returns the rank that joined last, the same on every worker. Collective.
+    /// Joins. For a worker that has no data left, if the workers have different amounts of data. Until every
+    /// worker has joined, this worker adds zeros to the pushes of the others, applies their updates as they
+    /// do, and counts as present at their barriers. Returns the rank that joined last, the same on every
+    /// worker. Collective.
     ///
     /// After some worker has joined, the others may push and pull in any form, wait at barriers and change
-    /// the optimizer. Any other call that needs every worker, such as `init`, is an error on all. To
-    /// compressed gradients a joined worker adds its residuals.
+    /// the optimizer. Any other call that needs every worker, such as `init`, is an error on all workers. A
+    /// joined worker adds its residuals to compressed gradients.
     ///
     /// It applies to every store of the process. With `local` it returns at once. It is an error with
     /// servers, and on devices.
@@ -474,7 +480,8 @@ impl KvStore {
         })
     }
 
-    /// Returns when everything this worker has called is done, or with the first error of those calls.
+    /// Waits until everything that this worker has called is done. Returns the first error of these calls, if
+    /// there was one.
     pub fn wait_all(&self) -> Result<()> {
         self.call(|| {
             let _span = timeline::span(Phase::Wait, || "wait_all");
@@ -482,7 +489,7 @@ impl KvStore {
         })
     }
 
-    /// Counters since the store was created; zeros in a forked child.
+    /// Returns the counters since the store was created. They are zeros in a forked child.
     pub fn stats(&self) -> Stats {
         if !self.backend.process().is_here() {
             return Stats::default();
@@ -493,8 +500,8 @@ impl KvStore {
         Stats { pushes, pulls, sent_bytes, received_bytes, control_messages, state_bytes }
     }
 
-    /// The devices that the store works on, for making tensors on them; none for kinds that work in host
-    /// memory.
+    /// Returns the devices on which the store works, so that tensors can be made on them. Returns `None` for
+    /// kinds that work in host memory.
     #[cfg(feature = "devices")]
     pub fn devices(&self) -> Option<&Arc<Devices>> {
         self.backend.devices()
@@ -508,7 +515,7 @@ impl KvStore {
             }
             shares::begin_measuring();
             self.take(key, operation, values, outs)?;
-            // Before a tensor is locked or copied.
+            // This comes before a tensor is locked or copied.
             self.backend.make_room(&entry, priority)?;
             let _span = timeline::span(Phase::Push, || key).bytes(entry.len_bytes());
             let (gradient, guards) = self.lock(&entry, values, outs)?;
@@ -521,8 +528,8 @@ impl KvStore {
         })
     }
 
-    /// Prepares tensors that are about to be locked for `key`. An error if memory of another library would
-    /// have to be locked twice: for an output, and for another of these tensors that is a view of the same
+    /// Prepares tensors that are about to be locked for `key`. Returns an error if memory of another library
+    /// would have to be locked twice: for an output, and for another of these tensors that is a view of that
     /// array.
     fn take(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor]) -> Result<()> {
         let rank = self.rank();
@@ -538,11 +545,11 @@ impl KvStore {
             format!(
                 "{operation} of key {key} on rank {rank}: an output shares memory with {other}, which is another tensor"
             ),
-            "give the same tensor for both, or give each memory of its own",
+            "give one tensor for both, or give each memory of its own",
         ))
     }
 
-    /// Lets the tensors of a push notify the backend when the caller needs them.
+    /// Makes the tensors of a push notify the backend when the caller needs them.
     fn lend(&self, values: &[Tensor], outs: &[Tensor]) {
         if let Some(waiter) = self.backend.waiter() {
             values.iter().for_each(|value| value.lend(&waiter, false));
@@ -550,7 +557,7 @@ impl KvStore {
         }
     }
 
-    /// The values of a push and its outputs, locked. A store without devices is given the sum of the values.
+    /// Locks the values of a push and its outputs. A store without devices gets the sum of the values.
     fn lock(&self, entry: &Entry, values: &[Tensor], outs: &[Tensor]) -> Result<(Vec<Contribution>, Vec<TensorMut>)> {
         let place = |value: &Tensor| outs.iter().position(|out| out.is_same(value));
         #[cfg(feature = "devices")]
@@ -570,7 +577,7 @@ impl KvStore {
             return Ok((gradient, self.lock_outputs(&entry.key, outs)?));
         }
         let in_place = if let [value] = values { place(value) } else { None };
-        // The values are read before the outputs are locked: the outputs may be these values.
+        // The values are read before the outputs are locked, because the outputs may be these values.
         let gradient = in_place.map_or_else(|| Contribution::sum(entry, values), |at| Ok(Contribution::InPlace(at)))?;
         let mut guards = self.lock_outputs(&entry.key, outs)?;
         let gradient = match self.factor_of(entry) {
@@ -596,10 +603,10 @@ impl KvStore {
         Ok(guards)
     }
 
-    /// Reports to the other workers why this one is about to end, if the reason is not an error of a call:
-    /// data that cannot be read, a loss that is NaN. After it has ended, calls that wait for it fail with
-    /// this text. A call that is made later and succeeds withdraws the report. Does nothing for kinds of one
-    /// process.
+    /// Reports to the other workers why this worker is about to end, if the reason is not an error of a call,
+    /// such as data that cannot be read or a loss that is NaN. After this worker has ended, calls that wait
+    /// for it fail with this text. A later call that succeeds withdraws the report. Does nothing for kinds of
+    /// one process.
     pub fn report_failure(&self, why: &str) {
         if self.backend.process().is_here() {
             self.failed(why);
@@ -612,14 +619,14 @@ impl KvStore {
         self.backend.failing(why.lines().next());
     }
 
-    /// Returns the number of failures that it has reported.
+    /// Returns the number of failures that this worker has reported.
     #[doc(hidden)]
     pub fn reports(&self) -> u64 {
         self.reports.load(Ordering::Acquire)
     }
 
-    /// Runs on this thread an operation that the program has called before, when there were so many
-    /// [`reports`](Self::reports).
+    /// Runs on this thread an operation that the program called at a time when the number of
+    /// [`reports`](Self::reports) was `reports`.
     #[doc(hidden)]
     pub fn made_at<T>(&self, reports: u64, work: impl FnOnce(&Self) -> T) -> T {
         struct Outer(Option<u64>);
@@ -632,8 +639,8 @@ impl KvStore {
         work(self)
     }
 
-    /// Leaves the job, as dropping the last handle of the store does, even if other threads hold it or are in
-    /// a call of it.
+    /// Leaves the job, as dropping the last handle of the store does, even if other threads have handles or
+    /// are in a call of the store.
     #[doc(hidden)]
     pub fn leave(&self) {
         if self.backend.process().is_here() {

@@ -1,8 +1,8 @@
 //! MXNet's push/pull KVStore for Rust: MPI ring allreduce without servers, parameter servers, GPUs.
 //!
-//! [`create`] makes a [`KvStore`] of a [`Kind`]; pushed values of a key are summed over all workers of the
-//! job, and each pulls the sum. [`communicator`] has collectives without keys. This page has all public
-//! names.
+//! [`create`] makes a [`KvStore`] of a [`Kind`]. Pushed values of a key are summed over all workers of the
+//! job, and each worker pulls the sum. [`communicator`] has collectives without keys. This page has all
+//! public names.
 
 /// The examples of the book are compiled with the tests, and run if they can.
 #[cfg(doctest)]
@@ -94,9 +94,9 @@ pub mod internal {
     use crate::{Config, Kind, KvStore};
     pub use ringpull_allreduce::transport::share_mpi;
 
-    /// Serves the job if this process is a server, a scheduler or a helper, and the store that its program is
-    /// about to create is of a kind that has these: the status that the process must exit with then. None in
-    /// any other process, at once. Blocks.
+    /// Serves the job if this process is a server, a scheduler or a helper, and `kind`, the kind of the store
+    /// that its program is about to create, has such processes. Blocks until the job has ended, and returns
+    /// the status with which the process must exit. In any other process, returns `None` at once.
     #[cfg(feature = "ps")]
     pub fn serve(kind: &str) -> Result<Option<i32>> {
         let Ok(kind) = kind.parse::<Kind>() else { return Ok(None) };
@@ -123,7 +123,7 @@ pub mod internal {
         crate::create::has_stores()
     }
 
-    /// A store of `kind` over `backend`.
+    /// Makes a store of `kind` over `backend`.
     pub fn store_over(kind: Kind, backend: Box<dyn Backend>, config: &Config) -> KvStore {
         KvStore::over(kind, backend, config)
     }

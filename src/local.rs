@@ -1,4 +1,4 @@
-//! The store of one process: values in host memory, a push applied before it returns.
+//! The store of one process. Values are in host memory, and a push is applied before it returns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -13,11 +13,11 @@ use ringpull_kernels::optim::Optimizer;
 use crate::contract::Change;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// `inner`, and the recording of its gradients and values.
+/// A backend that passes every call to `inner`, and records its gradients and values.
 pub(super) struct RecordedBackend {
     inner: Box<dyn Backend>,
     recording: Arc<Recording>,
-    /// The number of this worker's pushes of each key.
+    /// The number of pushes of each key by this worker.
     updates: Mutex<BTreeMap<Key, u64>>,
 }
 
@@ -48,7 +48,7 @@ impl RecordedBackend {
         self.updates.lock().get(key).copied().unwrap_or(0)
     }
 
-    /// The outputs, of which the first is recorded when its value has come.
+    /// Returns the outputs. The first one is recorded when its value has come.
     fn watched(&self, entry: &Entry, update: u64, mut outs: Vec<TensorMut>) -> Vec<TensorMut> {
         if !outs.is_empty() {
             let (key, recording) = (entry.key.clone(), Arc::clone(&self.recording));

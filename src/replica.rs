@@ -1,9 +1,9 @@
 //! The replica of a store on each rank of `dist_sync_mpi`: the values, their updates, and the residuals of
 //! codecs.
 //!
-//! A rank that has joined keeps all of that like the others: for each of their pushes it makes one of zeros,
-//! with their settings, which travel with the call. Only an updater cannot travel; it has to be the same on
-//! every rank anyway.
+//! A rank that has joined keeps all of this like the others: for each push of theirs it makes a push of
+//! zeros, with their settings, which are sent with the call. Only an updater cannot be sent. It has to be the
+//! same on every rank anyway.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) struct Replica {
     pub(super) slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     pub(super) updates: Arc<Updates>,
     pub(super) compressor: Compressor,
-    /// The bytes of calls that are not done, and the waits for these.
+    /// The bytes of calls that are not done, and the waits for such calls.
     pub(super) unfinished_bytes: Arc<AtomicU64>,
     pub(super) backlog: Backlog,
 }

@@ -1,4 +1,4 @@
-//! The store of `dist_sync` and `dist_async`: values live on parameter servers.
+//! The store of `dist_sync` and `dist_async`, with values on parameter servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,37 +25,39 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, cont
 
 /// A worker's end of a job with parameter servers.
 ///
-/// Dropping it reports the worker's end: the servers and the scheduler end after the last worker. A worker
-/// that exits without dropping its store is taken for lost by the others.
+/// Dropping it reports the worker's end. The servers and the scheduler end after the last worker. If a worker
+/// exits without dropping its store, the others treat it as lost.
 pub struct Servers {
     kind: Kind,
     worker: Arc<Worker>,
     calls: Mutex<WorkerCalls>,
     compressor: Compressor,
     backlog: Backlog,
-    /// Held while this worker, which has come later, waits for the others to take it in; whether it has.
+    /// True if this worker, which has come later, takes part in the job. Locked while it waits for the others
+    /// to let it take part.
     entered: Mutex<bool>,
 }
 
-/// The calls of this worker, from which rounds and versions follow.
+/// The counts of this worker's calls, from which rounds and versions follow.
 #[derive(Default)]
 struct WorkerCalls {
     keys: BTreeMap<Key, KeyCalls>,
     optimizer: Option<Optimizer>,
     version: u64,
-    /// The calls of the others when this worker began to take part, of keys that it has not initialised.
+    /// The others' pushes of keys that this worker has not initialised, at the time when it began to take
+    /// part.
     pushes: BTreeMap<Key, u64>,
 }
 
 struct KeyCalls {
     layout: Arc<Layout>,
     pushes: u64,
-    /// The pushes that `wait_all` has seen done.
+    /// The number of pushes that were done at the last `wait_all`.
     awaited: u64,
-    /// The pushes that are known to be done, by an answer to one of them or to a later call.
+    /// The number of pushes that are known to be done, from an answer to one of them or to a later call.
     applied: Arc<AtomicU64>,
     len_bytes: u64,
-    /// The request for a push that the caller waited for without success.
+    /// The request for a push for which the caller has waited in vain.
     asked: Option<ConfirmationRequest>,
 }
 
@@ -78,16 +80,16 @@ impl RoundCalls {
     }
 }
 
-/// A confirmation was requested from the servers for when this many rounds are done.
+/// A request to the servers to confirm when this number of rounds is done.
 struct ConfirmationRequest {
     rounds: u64,
-    /// Answers still to come, one for each segment.
+    /// The number of answers that have not come. There is one for each segment.
     left: usize,
     answers: Receiver<Result<ServerAnswer>>,
 }
 
 impl Servers {
-    /// Joins the job that `dmlc` describes, as a worker; returns when every node has joined.
+    /// Joins the job that `dmlc` describes, as a worker. Returns when every node has joined.
     pub fn connect(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
         let worker = Arc::new(Worker::join(kind, config, dmlc)?);
         Ok(Servers {
@@ -105,12 +107,12 @@ impl Servers {
         self.worker.job().description()
     }
 
-    /// Ends this worker's part of the job with a fault from elsewhere.
+    /// Returns a function that ends this worker's part of the job with a fault from outside.
     pub(crate) fn fail_with(&self) -> ringpull_base::OnFault {
         self.worker.fail_with()
     }
 
-    /// Lets `hook` know of the first fault.
+    /// Calls `hook` with the first fault.
     pub(crate) fn on_fault(&self, hook: ringpull_base::OnFault) {
         self.worker.on_fault(hook);
     }
@@ -120,8 +122,9 @@ impl Servers {
         &self.worker
     }
 
-    /// Takes part in rounds and barriers, if this worker has come later and does not yet; whether it did so
-    /// now. Blocks until the others have come to a barrier; with asynchronous servers not for long.
+    /// Begins to take part in rounds and barriers, if this worker has come later and does not take part yet.
+    /// Returns true if it began now. Blocks until the others have come to a barrier. With asynchronous
+    /// servers it does not block for long.
     fn enter(&self) -> Result<bool> {
         let mut entered = self.entered.lock();
         if *entered {
@@ -132,7 +135,7 @@ impl Servers {
         let told = self.worker.wait(&answers)?;
         *entered = true;
         let mut calls = self.calls.lock();
-        // Rounds are the same for all; with asynchronous servers each worker counts its own pushes.
+        // Rounds are the same for all workers. With asynchronous servers each worker counts its own pushes.
         let pushes = if self.is_async() { BTreeMap::new() } else { told.pushes };
         for (key, pushes) in pushes {
             match calls.keys.get_mut(&key) {
@@ -158,15 +161,15 @@ impl Servers {
         self.worker.submit(Command::Run { key: entry.key.clone(), layout: Arc::clone(layout), priority, task })
     }
 
-    /// The key's layout and the pushes made.
+    /// Returns the key's layout, and the number of pushes made.
     fn layout(&self, key: &Key) -> Result<(Arc<Layout>, u64)> {
         let calls = self.calls.lock();
         let found = calls.keys.get(key).ok_or_else(|| not_initialized(key, self.rank()))?;
         Ok((Arc::clone(&found.layout), found.pushes))
     }
 
-    /// Returns true if there is room for one more push of the key after `limit`. Asks the servers for the
-    /// state of calls that no answer has reported.
+    /// Waits for at most `limit`. Returns true if there is room for one more push of the key. Asks the
+    /// servers for the state of calls that no answer has reported.
     fn has_room_within(&self, entry: &Entry, priority: i32, limit: Duration) -> Result<bool> {
         let deadline = Instant::now() + limit;
         loop {
@@ -210,7 +213,7 @@ impl Servers {
         Ok(ConfirmationRequest { rounds, left: layout.batches(&[], true).len(), answers })
     }
 
-    /// Records that this many pushes of the key are done.
+    /// Records that `rounds` pushes of the key are done.
     fn note_applied(&self, key: &Key, rounds: u64) {
         if let Some(found) = self.calls.lock().keys.get(key) {
             found.applied.fetch_max(rounds, Ordering::Relaxed);
@@ -279,7 +282,7 @@ impl Backend for Servers {
         let size = entry.dtype.size_bytes();
         let cut = if entry.is_row_sparse { Layout::by_rows } else { Layout::new };
         let layout = Arc::new(cut(&entry.key, &entry.shape, size, job.servers.len(), job.bigarray_bound));
-        // In an elastic job rank 0 may be lost before its value is there.
+        // In an elastic job rank 0 may be lost before its value has come.
         let value =
             if job.rank == 0 || job.is_elastic { Bytes::Shared(value.read()?.snapshot()) } else { Bytes::Nothing };
         let shape = entry.shape.iter().map(|len| *len as u64).collect();
@@ -311,7 +314,7 @@ impl Backend for Servers {
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         let gradient = contribution::only(gradient);
         if let Some(Coding { compression, feedback }) = self.compressor.coding(entry, self.rank())? {
-            // Encoded in the order in which rounds are counted.
+            // The gradient is encoded in the order in which rounds are counted.
             return self.push_task(entry, priority, |layout, round| {
                 let elements = bytemuck::cast_slice(gradient.bytes(&outs));
                 round.push(Bytes::Coded(KeyCodes::new(compression, elements, &mut feedback.lock(), layout)), outs)
@@ -390,7 +393,7 @@ impl Backend for Servers {
         let mut calls = self.calls.lock();
         calls.optimizer = Some(optimizer.clone());
         if !has_entered {
-            // The job's holds, which this worker learns when it takes part.
+            // The job's setting counts. This worker learns it when it begins to take part.
             return Ok(());
         }
         calls.version += 1;
@@ -436,10 +439,10 @@ impl Backend for Servers {
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
         if self.enter()? {
-            // The servers have the states of the job that this worker has come to.
+            // The servers already have the states of the job to which this worker has come.
             return Ok(());
         }
-        // Gradients pushed before the load must not meet the states that it brings.
+        // Gradients pushed before the load must not be applied with the loaded states.
         self.wait_all()?;
         self.barrier()?;
         self.compressor.forget();
@@ -453,7 +456,7 @@ impl Backend for Servers {
             let (layout, _) = self.layout(key)?;
             let optimizer = self.calls.lock().version;
             let parts = split(key, &layout, state)?;
-            // Rank 0's states are everybody's: the servers hold one for each key.
+            // Only rank 0's states are sent, because the servers have one state for each key.
             if self.rank() == 0 {
                 let task = |answers| Task::SetState { optimizer, states: parts, answers };
                 self.worker.ask(key, &layout, 0, layout.segments.len(), task, |_| Ok(()))?;
@@ -507,7 +510,7 @@ impl Backend for Servers {
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        // Somebody may be asking what the job is doing.
+        // Another thread may hold this backend, because it asks for the job's status.
         self.worker.leave();
     }
 }
@@ -516,14 +519,14 @@ fn not_initialized(key: &Key, rank: usize) -> Error {
     Error::NotInitialized { key: key.clone(), operation: "a call".to_owned(), rank }
 }
 
-/// Segments in the order of the key's elements.
+/// Returns the segments in the order of the key's elements.
 fn in_order(layout: &Layout) -> Vec<usize> {
     let mut order: Vec<usize> = (0..layout.segments.len()).collect();
     order.sort_by_key(|index| layout.segments[*index].units.start);
     order
 }
 
-/// One state of the segments' states.
+/// Joins the segments' states into one state.
 fn join(layout: &Layout, parts: &[State]) -> State {
     let updates = parts.iter().map(|part| part.updates).max().unwrap_or(0);
     let count = parts.iter().map(|part| part.slots.len()).max().unwrap_or(0);
@@ -534,7 +537,7 @@ fn join(layout: &Layout, parts: &[State]) -> State {
     let slot = |slot: usize| {
         let bytes = in_order(layout).into_iter().flat_map(|index| match parts[index].slots.get(slot) {
             Some(bytes) => bytes.clone(),
-            // A segment that no row-sparse push has touched yet.
+            // No row-sparse push has touched this segment yet.
             None => vec![0; layout.segments[index].units.len() * per_unit.unwrap_or(0)],
         });
         bytes.collect()
@@ -542,7 +545,7 @@ fn join(layout: &Layout, parts: &[State]) -> State {
     State { updates, slots: (0..count).map(slot).collect() }
 }
 
-/// The segments' states of one.
+/// Splits one state into the segments' states.
 fn split(key: &Key, layout: &Layout, state: &State) -> Result<Vec<State>> {
     let units: usize = layout.segments.iter().map(|segment| segment.units.len()).sum();
     let fits = |slot: &Vec<u8>| if units == 0 { slot.is_empty() } else { slot.len().is_multiple_of(units) };

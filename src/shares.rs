@@ -1,16 +1,16 @@
-//! The shares of a batch that let all ranks of a job end together: see [`ringpull_base::shares`].
+//! The shares of a batch with which all ranks of a job end a step together; see [`ringpull_base::shares`].
 
 use ringpull_base::{DType, Result, Tensor, shares};
 
 use crate::{CallOptions, communicator};
 
-/// Shares of a batch, as weights for [`split`](crate::split) and
-/// [`KvStore::set_shares`](crate::KvStore::set_shares), with which all ranks would compute for the same time:
-/// by how long each has computed since its first push, or since it last set shares or asked. They add up to
-/// the number of ranks, and are the same on each.
+/// Returns shares of a batch with which all ranks would compute for the same time. They are weights for
+/// [`split`](crate::split) and [`KvStore::set_shares`](crate::KvStore::set_shares). They follow from the time
+/// for which each rank has computed since its first push, or since it last set shares or called this. They
+/// add up to the number of ranks, and are the same on every rank.
 ///
-/// All time of a rank outside waits in calls of a store counts as computing. Call it after some steps, which
-/// all ranks have made. Collective over the ranks of an MPI job; blocks.
+/// All time of a rank outside waits in calls of a store counts as computing. Call it after all ranks have
+/// made some steps. Collective over the ranks of an MPI job; blocks.
 ///
 /// ```no_run
 /// # fn main() -> ringpull::Result<()> {

@@ -1,4 +1,4 @@
-//! A key's value on one rank of `dist_sync_mpi`, and how far the operations on it have come.
+//! A key's value on one rank of `dist_sync_mpi`, and the progress of the operations on it.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ use crate::update::{Update, Updates};
 /// A key's value on this rank.
 pub(super) struct Slot {
     pub(super) entry: Entry,
-    /// Its name among the operations of the ranks.
+    /// The key's topic in the operations of the ranks.
     pub(super) topic: Topic,
     state: Mutex<SlotState>,
     changed: Condvar,
     /// The bytes of all operations of the store that were called and are not done.
     unfinished_bytes: Arc<AtomicU64>,
-    /// After how many updates its replicas are compared; 0: never.
+    /// The number of updates after which replicas are compared. 0 means never.
     check_every: u64,
     /// Held while an update is called, if replicas are checked.
     calling: Mutex<()>,
@@ -34,18 +34,18 @@ pub(super) struct Slot {
 
 #[derive(Default)]
 struct SlotState {
-    /// `None` while it is being overwritten, and when the last sum was left to the output that it stands in.
+    /// The value. `None` while it is being overwritten, and if the last sum is only in an output.
     value: Option<Arc<Buffer>>,
-    /// Memory of the key's length for the next sum that has no output to stand in.
+    /// Memory of the key's length for the next sum without an output.
     scratch: Option<Buffer>,
-    /// Operations called, those of them that the comm thread has begun, and those that are done.
+    /// The number of operations called, of those that the comm thread has begun, and of those that are done.
     called: u64,
     begun: u64,
     done: u64,
     /// The hash of the value after the last update that is checked.
     hash: Option<u64>,
-    /// True if the last called operation leaves a value here; `is_left_out` if the last completed one has
-    /// left none.
+    /// True if the last called operation will leave a value here. `is_left_out` is true if the last completed
+    /// operation has left none.
     keeps: bool,
     is_left_out: bool,
     fault: Option<Error>,
@@ -53,7 +53,7 @@ struct SlotState {
     last: Option<LastSum>,
 }
 
-/// The number of updates among that many operations, the first of which is the init.
+/// Returns the number of updates among the first `operations` operations. The first operation is the init.
 fn updates(operations: u64) -> u64 {
     operations.saturating_sub(1)
 }
@@ -64,11 +64,12 @@ pub(super) enum LastSum {
     Rows(Vec<u8>),
 }
 
-/// The settled value, if one is kept.
+/// The value when all operations asked for are done, if it is kept.
 struct Settled(Option<Arc<Buffer>>);
 
 impl Slot {
-    /// A key without a value, whose replicas are compared after every `check_every` updates, or never.
+    /// Returns a key without a value. Replicas are compared after every `check_every` updates, or never if
+    /// that is 0.
     pub(super) fn new(entry: Entry, store: u32, unfinished_bytes: &Arc<AtomicU64>, check_every: u64) -> Self {
         let topic = Topic::Key { store, key: entry.key.clone().into() };
         let unfinished_bytes = Arc::clone(unfinished_bytes);
@@ -76,18 +77,18 @@ impl Slot {
         Slot { entry, topic, state, changed, unfinished_bytes, check_every, calling }
     }
 
-    /// To be held while an update is called, which may check the one before it: they must come in their
-    /// order.
+    /// Returns a guard that must be held while an update is called. The update may check the one before it,
+    /// so updates must be called in their order.
     pub(super) fn in_order(&self) -> Option<MutexGuard<'_, ()>> {
         (self.check_every > 0).then(|| self.calling.lock())
     }
 
-    /// Returns true if replicas are compared after that many updates.
+    /// Returns true if replicas are compared after this update.
     fn is_checked(&self, update: u64) -> bool {
         update > 0 && update.checked_rem(self.check_every) == Some(0)
     }
 
-    /// The number of the update before the one called last, if it must be checked.
+    /// Returns the number of the update before the last called one, if it must be checked.
     pub(super) fn to_check(&self) -> Option<u64> {
         if self.check_every == 0 {
             return None;
@@ -96,7 +97,7 @@ impl Slot {
         self.is_checked(update).then_some(update)
     }
 
-    /// Returns the hash of the value after that update, when it is done.
+    /// Waits until the update is done. Returns the hash of the value after it.
     pub(super) fn hash_after(&self, update: u64) -> Result<u64> {
         let mut state = self.state.lock();
         loop {
@@ -121,9 +122,9 @@ impl Slot {
         self.is_checked(update).then(|| xxh3_64(bytes))
     }
 
-    /// Returns true if there is room for one more push after `limit`, or there was a fault.
+    /// Waits for at most `limit`. Returns true if there is room for one more push, or if there was a fault.
     pub(super) fn has_room_within(&self, limit: Duration) -> bool {
-        /// The time between two looks for room that other keys have made.
+        /// The interval for checking whether pushes of other keys have ended.
         const LOOK: Duration = Duration::from_millis(10);
         let mut deadline = None;
         let mut state = self.state.lock();
@@ -145,8 +146,8 @@ impl Slot {
         }
     }
 
-    /// Records the call of an operation, which leaves a value here if it `keeps` one. Returns the `keeps` of
-    /// the call before.
+    /// Records the call of an operation. The operation leaves a value here if it `keeps` one. Returns the
+    /// `keeps` of the previous call.
     pub(super) fn call(&self, keeps: bool) -> bool {
         let mut state = self.state.lock();
         state.called += 1;
@@ -162,21 +163,22 @@ impl Slot {
         state.keeps = kept;
     }
 
-    /// The comm thread begins the next operation.
+    /// Records that the comm thread begins the next operation.
     pub(super) fn begin(&self) {
         self.state.lock().begun += 1;
     }
 
-    /// As [`begin`](Self::begin), of an operation that may be begun again after a loss, or be given its sum
-    /// before it has begun: counts it once.
+    /// Records the beginning as [`begin`](Self::begin) does, but only once, for an operation that may begin
+    /// again after a loss, or get its sum before it has begun.
     pub(super) fn begin_once(&self, is_begun: &mut bool) {
         if !std::mem::replace(is_begun, true) {
             self.begin();
         }
     }
 
-    /// As [`begin`](Self::begin), of an operation that needs the value which those before it leave: takes it
-    /// out when they are done. They have left the comm thread.
+    /// Records the beginning as [`begin`](Self::begin) does, for an operation that needs the value of the
+    /// operations before it. Waits until these are done, and takes the value out. They have left the comm
+    /// thread.
     pub(super) fn begin_with_value(&self) -> Result<Arc<Buffer>> {
         let mut state = self.state.lock();
         state.begun += 1;
@@ -190,30 +192,30 @@ impl Slot {
         value.ok_or_else(|| Error::bug(format!("key {} has no value to be updated", self.entry.key)))
     }
 
-    /// An error if there will be no value for `operation` when everything called so far is done.
+    /// Returns an error if there will be no value for `operation` when everything called so far is done.
     pub(super) fn check_kept(&self, operation: &str, rank: usize) -> Result<()> {
         if self.state.lock().keeps { Ok(()) } else { Err(self.not_kept(operation, rank)) }
     }
 
-    /// Why `operation` finds no value.
+    /// Returns the error for `operation` if it finds no value.
     pub(super) fn not_kept(&self, operation: &str, rank: usize) -> Error {
         Error::argument(
             format!(
-                "{operation} of key {} on rank {rank}: its last sum was left to the output and not kept",
+                "{operation} of key {} on rank {rank}: its last sum is only in the output (keep=False)",
                 self.entry.key
             ),
             "push the key first, or let pushpull keep its sum (keep=True)",
         )
     }
 
-    /// The value, if one is kept, when everything called so far is done.
+    /// Waits until everything called so far is done. Returns the value, if one is kept.
     pub(super) fn settled(&self) -> Result<Option<Arc<Buffer>>> {
         let called = self.state.lock().called;
         let _wait = waits::wait();
         Ok(waits::until(|limit| self.settled_within(called, limit))?.0)
     }
 
-    /// The value, if one is kept, when `called` operations are done, or nothing after `limit`.
+    /// Waits until `called` operations are done. Returns the value, if one is kept, or nothing after `limit`.
     fn settled_within(&self, called: u64, limit: Option<Duration>) -> Result<Option<Settled>> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         let mut state = self.state.lock();
@@ -221,7 +223,7 @@ impl Slot {
             if let Some(fault) = &state.fault {
                 return Err(fault.clone());
             }
-            // A value that the next operation has taken out comes back.
+            // If the next operation has taken the value out, the value will come back.
             if state.done >= called && (state.value.is_some() || state.is_left_out) {
                 return Ok(Some(Settled(state.value.clone())));
             }
@@ -233,7 +235,7 @@ impl Slot {
         }
     }
 
-    /// An operation is done, and this is the value now.
+    /// Records that an operation is done, and sets the value.
     pub(super) fn settle(&self, value: Arc<Buffer>) {
         let hash = self.hash(value.bytes());
         self.settle_as(Some(value), hash);
@@ -250,7 +252,7 @@ impl Slot {
         self.changed.notify_all();
     }
 
-    /// The value, taken out and updated by a dense sum of its length.
+    /// Takes the value out, and returns it updated by a dense sum.
     pub(super) fn updated(&self, updates: &Updates, update: &Update, sum: &[u8]) -> Result<Arc<Buffer>> {
         let mut value = self.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(sum.len())));
         let _span = timeline::span(Phase::Update, || &self.entry.key);
@@ -258,14 +260,14 @@ impl Slot {
         Ok(value)
     }
 
-    /// Returns the value after a dense push with this sum: the sum itself, or the value that is updated by
-    /// it.
+    /// Returns the value after a dense push with this sum. It is the sum itself, or the value updated by the
+    /// sum.
     pub(super) fn value_after(&self, updates: &Updates, update: &Update, sum: Arc<Buffer>) -> Result<Arc<Buffer>> {
         if update.overwrites() { Ok(sum) } else { self.updated(updates, update, sum.bytes()) }
     }
 
-    /// A dense push is done: this is the value now, and that of the outputs, which are let go. An error fails
-    /// both.
+    /// Records that a dense push is done. Sets the value, writes it to the outputs and releases them. An
+    /// error fails the key and the outputs.
     pub(super) fn settle_with(&self, value: Result<Arc<Buffer>>, outs: Vec<TensorMut>) -> Result<()> {
         let value = match value {
             Ok(value) => value,
@@ -285,13 +287,13 @@ impl Slot {
         Ok(())
     }
 
-    /// Fails with the outputs that wait for the value.
+    /// Fails the key and the outputs that wait for the value.
     pub(super) fn fail_with(&self, fault: &Error, outs: Vec<TensorMut>) {
         self.fail(fault);
         outs.into_iter().for_each(|out| out.fail(fault.clone()));
     }
 
-    /// A dense push is done, whose sum stands in that output and nowhere else.
+    /// Records that a dense push is done. Its sum is only in the output `index`.
     pub(super) fn settle_in(&self, index: usize, mut outs: Vec<TensorMut>) {
         let span = timeline::span(Phase::Unpack, || &self.entry.key);
         let sum = outs.swap_remove(index);
@@ -302,7 +304,8 @@ impl Slot {
         self.settle_as(None, hash);
     }
 
-    /// To be called by an operation before it settles, in a job that goes on without lost ranks.
+    /// Keeps the sum of an operation. To be called before the operation settles, in a job that goes on
+    /// without lost ranks.
     pub(super) fn keep_last(&self, sum: LastSum) {
         self.state.lock().last = Some(sum);
     }

@@ -12,7 +12,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 const NAME: &[u8; 15] = b"ringpull-states";
 const VERSION: &[u8; 1] = b"2";
 
-/// The states of every key, and the optimizer they belong to if it was asked for.
+/// The states of every key, and the optimizer to which they belong, if it was asked for.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedStates {
     /// The optimizer, if it was saved too.
@@ -22,12 +22,12 @@ pub struct SavedStates {
 }
 
 impl SavedStates {
-    /// Writes the file so that either the old or the new one is there at any time.
+    /// Writes the file. At any time either the old file or the new one exists.
     pub fn write(&self, path: &Path) -> Result<()> {
         replace_file("write optimizer states to", path, &[&self.to_bytes()?])
     }
 
-    /// Returns the content of such a file.
+    /// Returns the content of a states file.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         postcard::to_extend(self, [NAME.as_slice(), VERSION].concat())
             .map_err(|cause| Error::bug(format!("the optimizer states cannot be encoded: {cause}")))
@@ -46,15 +46,15 @@ impl SavedStates {
     /// Reads the content of a file, or returns its fault.
     pub fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, &'static str> {
         let body = bytes.strip_prefix(NAME).ok_or("is not a file of optimizer states")?;
-        let body = body.strip_prefix(VERSION).ok_or("is of another version of ringpull, which has another format")?;
+        let body = body.strip_prefix(VERSION).ok_or("has the format of another version of ringpull")?;
         postcard::from_bytes(body).map_err(|_| "is damaged")
     }
 }
 
-/// Writes `parts` as the file `path` so that either the old file or the new one is there at any time, whole.
+/// Writes `parts` as the file `path`. At any time either the whole old file or the whole new one exists.
 pub fn replace_file(action: &str, path: &Path, parts: &[&[u8]]) -> Result<()> {
     let failed = |cause: &std::io::Error| {
-        let cause = std::io::Error::new(cause.kind(), format!("{cause}; what was there before is unchanged"));
+        let cause = std::io::Error::new(cause.kind(), format!("{cause}; the old file is unchanged"));
         Error::io(action, path.display(), &cause)
     };
     files::replace(path, parts).map_err(|cause| failed(&cause))

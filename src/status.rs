@@ -1,6 +1,6 @@
-//! Serves the status of a job's processes: at a socket in a folder of the user's, for `ringpull top`, and at
-//! a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are read-only, and
-//! belong to rank 0.
+//! Serves the status of a job's processes. It listens at a socket in a folder of the user, for `ringpull
+//! top`. If `RINGPULL_METRICS` names a port, it also listens at this port, for Prometheus and for probes.
+//! Both use HTTP, are read-only, and belong to rank 0.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,24 +16,24 @@ use std::time::{Duration, Instant};
 use ringpull_base::status::JobStatus;
 use ringpull_base::{Error, Result, config, forked, notice, status};
 
-/// The time limit of a client for its request, and for each piece of the answer.
+/// The time limit for a client's request, and for each piece of the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// At most this many requests are answered at once; others are turned away.
+/// The most requests that are answered at once. Others are refused.
 const MOST: usize = 8;
-/// A longer request is refused.
+/// The greatest length of a request. A longer request is refused.
 const LONGEST: usize = 8192;
 
 /// A job, as its rank 0 knows it.
 pub(crate) trait WatchedJob: Send + Sync {
-    /// Returns the status of its processes. Blocks for a moment.
+    /// Returns the status of the job's processes. Blocks for a moment.
     fn status(&self) -> JobStatus;
-    /// The fault by which it has failed.
+    /// Returns the fault by which the job has failed, if it has.
     fn fault(&self) -> Option<Error>;
-    /// Returns true if this process leaves it.
+    /// Returns true if this process leaves the job.
     fn is_leaving(&self) -> bool;
-    /// Has the file removed when this process leaves it.
+    /// Removes the file when this process leaves the job.
     fn remove_at_end(&self, file: PathBuf);
-    /// Does `work` when this process is rank 0, which the loss of another may make it.
+    /// Does `work` when this process is rank 0. The loss of another process may make it rank 0.
     fn when_first(&self, work: Box<dyn FnOnce() + Send>);
 }
 
@@ -76,9 +76,9 @@ impl WatchedJob for ringpull_ps::worker::Worker {
     }
 }
 
-/// Serves the status of this job as soon as this is rank 0, which may come with the loss of another. If a
-/// socket or a port cannot be had, the job goes on without: that is no reason to end it. An error if
-/// `RINGPULL_METRICS` is no address.
+/// Serves the status of this job when this process is rank 0, which the loss of another may make it. If a
+/// socket or a port is not available, the job goes on without it. Returns an error if `RINGPULL_METRICS` is
+/// no address.
 pub(crate) fn serve(job: &Arc<impl WatchedJob + 'static>) -> Result<()> {
     static ONCE: Once = Once::new();
     let address = config::metrics()?;
@@ -116,8 +116,8 @@ fn metrics_warning(address: SocketAddr, cause: &io::Error) -> String {
     )
 }
 
-/// A socket for this process in `folder`, which must be the user's own. Sockets of processes that have ended
-/// are removed.
+/// Opens a socket for this process in `folder`, which must belong to the user. Removes sockets of processes
+/// that have ended.
 fn listen_in(folder: &Path) -> io::Result<(UnixListener, PathBuf)> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let found = fs::symlink_metadata(folder)?;
@@ -133,7 +133,7 @@ fn listen_in(folder: &Path) -> io::Result<(UnixListener, PathBuf)> {
     Ok((UnixListener::bind(&path)?, path))
 }
 
-/// Answers those who ask on a thread of its own, each on another, so that none keeps a probe waiting.
+/// Accepts clients on a new thread, and answers each on another one, so that no client keeps a probe waiting.
 fn answer<C: TimedStream + Send + 'static>(
     job: &Weak<dyn WatchedJob>,
     mut accept: impl FnMut() -> io::Result<C> + Send + 'static,
@@ -156,7 +156,7 @@ fn answer<C: TimedStream + Send + 'static>(
                     drop(answering.spawn(move || converse(connection, job, place)));
                 }
                 Ok(_) => return,
-                // Descriptors may be short for a while.
+                // The process may be out of file descriptors for a while.
                 Err(_) => thread::sleep(Duration::from_millis(100)),
             }
         }
@@ -164,7 +164,7 @@ fn answer<C: TimedStream + Send + 'static>(
     thread::Builder::new().name("ringpull-status".to_owned()).spawn(serve).map(drop)
 }
 
-/// A stream whose pieces have a time limit.
+/// A stream with a time limit for each piece.
 trait TimedStream: Read + Write {
     fn limit(&self, each: Duration) -> io::Result<()>;
 }
@@ -181,7 +181,7 @@ impl TimedStream for TcpStream {
     }
 }
 
-/// Reads a request and answers it, which ends the connection.
+/// Reads a request, answers it, and ends the connection.
 fn converse(mut connection: impl TimedStream, job: &Weak<dyn WatchedJob>) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut request = Vec::new();
@@ -231,7 +231,7 @@ fn reply(method: &str, path: &str, job: &dyn WatchedJob) -> Reply {
             Reply { status: "200 OK", kind: "text/plain; version=0.0.4; charset=utf-8", text: job.status().metrics() }
         }
         "/status" => Reply { status: "200 OK", kind: "application/json", text: job.status().json() },
-        // A late rank is healthy: only a fault is not.
+        // A job with a late rank counts as healthy. Only a fault is unhealthy.
         "/health" | "/ready" => match job.fault() {
             None if job.is_leaving() && path == "/ready" => {
                 plain("503 Service Unavailable", "the job is ending\n".to_owned())

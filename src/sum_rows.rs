@@ -1,9 +1,9 @@
 //! The sum of row-sparse gradients over all ranks. Every rank gets it.
 //!
 //! First the ranks gather all row ids, coded in few bytes ([`row_ids`]), so every rank knows the rows of
-//! each. From the ids all ranks choose the same way to sum the rows ([`RowWay`]). Rows that are gathered, or
-//! summed by owners, are added in the order of the ranks. Rows that are summed as a dense tensor are added in
-//! the order of its plan.
+//! every other. From the ids, which all ranks have, they choose one way to sum the rows ([`RowWay`]). Rows
+//! that are gathered, or summed by owners, are added in the order of the ranks. Rows that are summed as a
+//! dense tensor are added in the order of its plan.
 
 use std::sync::Arc;
 

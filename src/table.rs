@@ -1,4 +1,4 @@
-//! The key table of one process: which keys exist, of which shape and dtype, and the checks against it.
+//! The key table of one process. It has the shape and the dtype of each key, and checks tensors against them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use parking_lot::Mutex;
 
 use ringpull_base::{DType, Error, Key, Result, RowSparse, Tensor};
 
-/// A key with what `init` fixed for it.
+/// A key with the properties that `init` has fixed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The key.
     pub key: Key,
-    /// Its element type.
+    /// The key's element type.
     pub dtype: DType,
-    /// Its shape.
+    /// The key's shape.
     pub shape: Arc<[usize]>,
-    /// True if its gradients are mostly row-sparse: then its servers keep it in few long segments, and
+    /// True if the key's gradients are mostly row-sparse. Servers then keep the key in few long segments, and
     /// `dist_hybrid` keeps it on servers.
     pub is_row_sparse: bool,
 }
@@ -45,7 +45,7 @@ impl Entry {
         })
     }
 
-    /// The error of an operation on the key if it has no value.
+    /// Returns the error of an operation on a key that has no value.
     pub fn not_initialized(&self, operation: &str, rank: usize) -> Error {
         Error::NotInitialized { key: self.key.clone(), operation: operation.to_owned(), rank }
     }
@@ -56,7 +56,7 @@ impl Entry {
     }
 }
 
-/// All keys of a store, and how often they were pushed and pulled.
+/// All keys of a store, and the numbers of their pushes and pulls.
 #[derive(Default)]
 pub(super) struct Table {
     entries: Mutex<BTreeMap<Key, Entry>>,
@@ -80,7 +80,8 @@ impl Table {
         self.entries.lock().remove(key);
     }
 
-    /// The key's entry, if it has been initialised and all `tensors` fit it.
+    /// Returns the key's entry. Returns an error if the key is not initialised or some of `tensors` do not
+    /// fit it.
     pub(super) fn checked<'a>(
         &self,
         key: &Key,
@@ -95,7 +96,7 @@ impl Table {
         Ok(entry)
     }
 
-    /// As [`checked`](Self::checked) for row-sparse values.
+    /// Returns the entry as [`checked`](Self::checked) does, for row-sparse values.
     pub(super) fn checked_rows(&self, key: &Key, operation: &str, rank: usize, values: &[RowSparse]) -> Result<Entry> {
         let entry = self.find(key, operation, rank)?;
         for value in values {

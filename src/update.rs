@@ -16,15 +16,16 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// The update by a gradient; fixed when it is pushed, so that a change applies to the pushes after it and to
-/// no other.
+/// The update by a gradient. It is fixed when the gradient is pushed, so that a change of the setting applies
+/// only to later pushes.
 #[derive(Clone)]
 pub(crate) enum Update {
     /// The value becomes the gradient.
     Overwrite,
     /// One step of this optimizer.
     Optimize(Arc<Optimizer>),
-    /// The same, of which each rank makes its part and gives that to the others, while the sum travels.
+    /// One step of this optimizer. Each rank makes the step for its part, while the sum is under way, and
+    /// sends the result to the others.
     Shard(Arc<Optimizer>),
     /// One call of this updater.
     Call(Arc<Mutex<Updater>>),
@@ -37,8 +38,8 @@ impl Update {
     }
 }
 
-/// An error if the optimizer cannot change this key's value at all. To be asked before a push has changed
-/// anything.
+/// Returns an error if the optimizer cannot change this key's value at all. To be called before a push has
+/// changed anything.
 pub(crate) fn check(optimizer: &Optimizer, entry: &Entry) -> Result<()> {
     optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause))
 }
@@ -47,11 +48,11 @@ pub(crate) fn check(optimizer: &Optimizer, entry: &Entry) -> Result<()> {
 struct KeyState {
     optimizer: Arc<Optimizer>,
     state: State,
-    /// True if it is of this rank's part alone.
+    /// True if the state is only that of this rank's part.
     is_shard: bool,
 }
 
-/// A part of a key's value in bytes, and the step that an optimizer makes of it.
+/// A part of a key's value in bytes, and the optimizer's step for this part.
 pub(crate) struct ShardStep {
     optimizer: Arc<Optimizer>,
     kept: Arc<Mutex<KeyState>>,
@@ -61,7 +62,8 @@ pub(crate) struct ShardStep {
 }
 
 impl ShardStep {
-    /// Applies the gradient that begins at byte `start` of the key, within the part; the weights there.
+    /// Applies the gradient that begins at byte `start` of the key, within the part. Returns the new weights
+    /// there.
     pub(crate) fn apply(&mut self, start: usize, gradient: &[u8]) -> &[u8] {
         let at = start - self.part.start;
         self.optimizer.apply_at(&mut self.kept.lock().state, self.dtype, &mut self.weights, at, gradient);
@@ -69,9 +71,9 @@ impl ShardStep {
     }
 }
 
-/// The present update and the optimizer's states.
+/// The current update and the optimizer's states.
 pub(crate) struct Updates {
-    /// Its optimizer is that of all keys, with their factors.
+    /// The current update. Its optimizer is that of all keys, with the factors of all keys.
     present: Mutex<Update>,
     /// True if an optimizer was sharded, so that states may be.
     are_shards: AtomicBool,
@@ -85,7 +87,8 @@ impl Default for Updates {
 }
 
 impl Updates {
-    /// The update by a gradient of this key that is pushed now, if the key's value can be updated so.
+    /// Returns the update by a gradient of this key that is pushed now, if the key's value can be updated in
+    /// this way.
     pub(crate) fn present(&self, entry: &Entry) -> Result<Update> {
         let mut update = self.present.lock().clone();
         if let Update::Optimize(optimizer) | Update::Shard(optimizer) = &mut update {
@@ -95,14 +98,14 @@ impl Updates {
         Ok(update)
     }
 
-    /// Gradients pushed from now on are applied by `optimizer`. A key's state is carried on where the rule
-    /// stays the same, and starts from zero at the first update with another rule.
+    /// Applies gradients pushed from now on by `optimizer`. A key's state is kept if the rule does not
+    /// change, and starts from zero at the first update with another rule.
     pub(crate) fn set_optimizer(&self, optimizer: &Optimizer) {
         *self.present.lock() = Update::Optimize(Arc::new(optimizer.clone()));
     }
 
-    /// As [`set_optimizer`](Self::set_optimizer), each rank having the states of its parts. From then on the
-    /// store's optimizers are sharded.
+    /// Sets an optimizer as [`set_optimizer`](Self::set_optimizer) does, but each rank has only the states of
+    /// its parts. From then on all optimizers of the store are sharded.
     pub(crate) fn set_sharded_optimizer(&self, optimizer: &Optimizer) {
         self.are_shards.store(true, Ordering::Relaxed);
         *self.present.lock() = Update::Shard(Arc::new(optimizer.clone()));
@@ -113,12 +116,12 @@ impl Updates {
         self.are_shards.load(Ordering::Relaxed)
     }
 
-    /// Gradients pushed from now on are given to `updater`.
+    /// Passes gradients pushed from now on to `updater`.
     pub(crate) fn set_updater(&self, updater: Updater) {
         *self.present.lock() = Update::Call(Arc::new(Mutex::new(updater)));
     }
 
-    /// Applies `gradient` to `value`. An updater that fails leaves the value as it has made it.
+    /// Applies `gradient` to `value`. If an updater fails, the changes that it has made to the value stay.
     pub(crate) fn apply(&self, update: &Update, entry: &Entry, gradient: &[u8], value: &mut Arc<Buffer>) -> Result<()> {
         match update {
             Update::Overwrite => overwrite(value, gradient),
@@ -136,8 +139,8 @@ impl Updates {
         Ok(())
     }
 
-    /// As [`apply`](Self::apply) for the push of one process, without copies of memory that can be handed on;
-    /// `outs` came with it.
+    /// Applies the push of one process as [`apply`](Self::apply) does, without copying memory that can be
+    /// passed on. `outs` are the outputs of the push.
     pub(crate) fn apply_contribution(
         &self,
         update: &Update,
@@ -163,8 +166,8 @@ impl Updates {
         }
     }
 
-    /// As [`apply`](Self::apply) for row-sparse gradients. Overwriting makes absent rows zero, optimizers
-    /// leave them as they are, and an updater is given the gradient with absent rows zero.
+    /// Applies row-sparse gradients as [`apply`](Self::apply) does. Overwriting makes absent rows zero, and
+    /// optimizers do not change them. An updater gets the gradient with zeros in absent rows.
     pub(crate) fn apply_rows(
         &self,
         update: &Update,
@@ -189,7 +192,7 @@ impl Updates {
         }
     }
 
-    /// Begins a step of this rank's `part` of a key, in bytes; `value` is the whole key's.
+    /// Begins a step of this rank's `part` of a key, in bytes. `value` is that of the whole key.
     pub(crate) fn begin_shard(
         &self,
         optimizer: &Arc<Optimizer>,
@@ -208,8 +211,8 @@ impl Updates {
         Ok(ShardStep { optimizer: Arc::clone(optimizer), kept, dtype: entry.dtype, part, weights })
     }
 
-    /// The states of every key that the present optimizer would carry on, and that optimizer; the second has
-    /// the keys of which they are those of this rank's part.
+    /// Returns the states of every key with which the current optimizer could continue, and this optimizer.
+    /// The second value has the keys with states of only this rank's part.
     pub(crate) fn states(&self) -> Result<(SavedStates, Vec<Key>)> {
         let optimizer = self.optimizer("save_optimizer_states")?;
         let states = self.states.lock();
@@ -251,7 +254,7 @@ impl Updates {
         }
     }
 
-    /// The key's state, which starts from zero if another rule left it.
+    /// Returns the key's state. It starts from zero if another rule left it.
     fn kept(&self, optimizer: &Arc<Optimizer>, entry: &Entry) -> Arc<Mutex<KeyState>> {
         let fresh = || KeyState { optimizer: Arc::clone(optimizer), state: State::default(), is_shard: false };
         let mut states = self.states.lock();
@@ -276,7 +279,7 @@ impl Updates {
     }
 }
 
-/// Sets `value` to `bytes`; memory that a snapshot shares is replaced and not copied first.
+/// Sets `value` to `bytes`. If a snapshot shares the memory, replaces it without copying it first.
 fn overwrite(value: &mut Arc<Buffer>, bytes: &[u8]) {
     match Arc::get_mut(value) {
         Some(value) if !value.is_foreign() => value.bytes_mut().copy_from_slice(bytes),
@@ -288,12 +291,13 @@ thread_local! {
     static IN_UPDATER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns true if this thread runs an updater: a call that waits would wait for what this thread does next.
+/// Returns true if this thread runs an updater. A call that blocks would then wait for later work of this
+/// thread.
 pub(crate) fn is_in_updater() -> bool {
     IN_UPDATER.get()
 }
 
-/// While it lives, this thread runs an updater.
+/// A guard. While it lives, this thread runs an updater.
 struct InUpdater;
 
 impl InUpdater {
@@ -309,12 +313,12 @@ impl Drop for InUpdater {
     }
 }
 
-/// Lends `value` to the updater as a tensor and takes it back, also when the updater unwinds.
+/// Lends `value` to the updater as a tensor and takes it back, even if the updater unwinds.
 fn call(updater: &Mutex<Updater>, entry: &Entry, received: &Tensor, value: &mut Arc<Buffer>) -> Result<()> {
     struct LentValue<'a>(&'a mut Arc<Buffer>, Tensor);
     impl Drop for LentValue<'_> {
         fn drop(&mut self) {
-            // An updater that keeps a handle and goes on writing writes to a copy of its own.
+            // If an updater keeps a handle and goes on writing, it writes to its own copy.
             if let Ok(stored) = self.1.read() {
                 *self.0 = stored.snapshot();
             }

@@ -1,12 +1,12 @@
-//! The rules that Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, files that import
-//! each other in a circle, crates without `unsafe`, and plain ASCII. It also holds the table of crates in
-//! ARCHITECTURE.md true.
+//! Tests of rules that Cargo cannot enforce: the layers inside `ringpull-allreduce`, no files that import
+//! each other in a circle, crates without `unsafe`, and plain ASCII. They also compare the crates with the
+//! table in ARCHITECTURE.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The layers of `crates/allreduce`: each imports only those before it.
+/// The layers of `crates/allreduce`. Each layer imports only the layers before it.
 const LAYERS: [&str; 4] = ["transport", "interpreter", "communicator", "progress"];
 
 #[test]
@@ -65,7 +65,8 @@ fn every_layer_of_allreduce_imports_only_those_before_it() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Files that still import each other, crate by crate. A module and those in it may know each other.
+/// The files that still import each other, by crate. A module and the modules inside it may import each
+/// other.
 const CIRCLES: &[(&str, &[&str])] = &[];
 
 #[test]
@@ -84,7 +85,8 @@ fn no_files_of_a_crate_import_each_other_in_a_circle_but_those_named_here() {
     assert_eq!(found, CIRCLES.iter().map(named).collect());
 }
 
-/// The modules of the crate in this folder, and those that each imports. Tests do not count.
+/// Returns the modules of the crate in this folder, each with the modules that it imports. Tests do not
+/// count.
 fn imports_of_crate(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
     let folder = root().join(folder).join("src");
     let read = |file: &PathBuf| Some((module_name(file.strip_prefix(&folder).unwrap())?, Module::read(&code(file))));
@@ -92,8 +94,8 @@ fn imports_of_crate(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
     modules.keys().map(|module| (module.clone(), imports(module, &modules))).collect()
 }
 
-/// The groups of modules that import each other, without those of a module and what lies in it. The root of a
-/// crate only names its modules.
+/// Returns the groups of modules that import each other. A module and the modules inside it are not a group.
+/// The root of a crate is left out, since it only names its modules.
 fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
     let reached: BTreeMap<&String, BTreeSet<&String>> =
         imports.keys().map(|module| (module, reachable(module, imports))).collect();
@@ -106,8 +108,8 @@ fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>
     on_circle.map(circle).filter(|circle| !circle.iter().all(|other| lies_in(other, &circle[0]))).collect()
 }
 
-/// The name of the module in a file, such as `worker_loop::queue`; the root's is empty. None for tests and
-/// programs.
+/// Returns the name of the module in a file, such as `worker_loop::queue`. The name of the root is empty.
+/// Returns `None` for tests and programs.
 fn module_name(file: &Path) -> Option<String> {
     let path = file.with_extension("");
     let name = path.to_str().unwrap().trim_end_matches("/mod").replace('/', "::");
@@ -115,13 +117,13 @@ fn module_name(file: &Path) -> Option<String> {
     (!is_of_tests && name != "main").then(|| if name == "lib" { String::new() } else { name })
 }
 
-/// The paths that a file names.
+/// The paths that occur in a file.
 #[derive(Default)]
 struct Module {
-    /// Every path of an import or an expression, as it is written.
+    /// Every path of an import or an expression, as the file writes it.
     paths: Vec<String>,
-    /// The paths of its imports, by the names that they have here: others may find these names by this
-    /// module.
+    /// The paths of the file's imports, by the names that they have in the file. Other modules may reach
+    /// these names through this module.
     names: BTreeMap<String, String>,
 }
 
@@ -130,7 +132,7 @@ impl Module {
         let text = code.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
         let mut module = Module::default();
         let mut rest = String::new();
-        // An import ends with a semicolon, and begins a line.
+        // An import begins at the start of a line and ends with a semicolon.
         for (number, part) in text.split("use ").enumerate() {
             let is_import = number > 0 && rest.rsplit('\n').next().is_none_or(is_visibility);
             match part.split_once(';') {
@@ -152,13 +154,13 @@ impl Module {
     }
 }
 
-/// Returns true if a line up to `use` has nothing but a visibility.
+/// Returns true if a line has only a visibility before `use`.
 fn is_visibility(line: &str) -> bool {
     let line = line.trim();
     line.is_empty() || line == "pub" || line.starts_with("pub(") && !line.contains(' ')
 }
 
-/// The paths of an import, each with the name that it has afterwards.
+/// Returns the paths of an import, each with the name that the import gives it.
 fn leaves(tree: &str) -> Vec<(String, String)> {
     let Some((head, group)) = tree.split_once('{') else {
         let (path, alias) = tree.split_once(" as ").map_or((tree, None), |(path, alias)| (path, Some(alias.trim())));
@@ -184,22 +186,23 @@ fn leaves(tree: &str) -> Vec<(String, String)> {
     parts.flat_map(|part| leaves(&format!("{}{}", head.trim(), part.trim()))).collect()
 }
 
-/// The paths of expressions and types: names that are joined by `::`.
+/// Returns the paths of expressions and types, which are names joined by `::`.
 fn paths_in(code: &str) -> Vec<String> {
     let words = code.split(|c: char| !(c.is_alphanumeric() || "_:".contains(c)));
     let paths = words.map(|word| word.trim_end_matches(':')).filter(|word| word.contains("::"));
     paths.filter(|path| !path.starts_with(':')).map(str::to_owned).collect()
 }
 
-/// The modules that `module` imports: by `crate::`, `super::` or `self::`, by the name of one that lies in
-/// it, and through the imports of others, such as the re-exports of the root.
+/// Returns the modules that `module` imports: by `crate::`, `super::` or `self::`, by the name of a module
+/// inside it, and through the imports of other modules, such as the re-exports of the root.
 fn imports(module: &str, modules: &BTreeMap<String, Module>) -> BTreeSet<String> {
     let paths = modules[module].paths.iter();
     let found = paths.filter_map(|path| Some(resolve(&absolute(module, path, modules)?, modules, 0)));
     found.filter(|found| found != module && !found.is_empty()).collect()
 }
 
-/// The path from the root of the crate; none if it leads to another crate, or is not of a module.
+/// Returns the path from the root of the crate. Returns `None` if the path leads to another crate or does not
+/// name a module.
 fn absolute(module: &str, path: &str, modules: &BTreeMap<String, Module>) -> Option<Vec<String>> {
     let mut parts: Vec<String> = path.split("::").map(str::to_owned).collect();
     let mut base: Vec<String> = module.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect();
@@ -221,19 +224,19 @@ fn absolute(module: &str, path: &str, modules: &BTreeMap<String, Module>) -> Opt
     Some([base, parts.split_off(1)].concat())
 }
 
-/// The module that defines what a path names.
+/// Returns the module that defines the item at `path`.
 fn resolve(path: &[String], modules: &BTreeMap<String, Module>, depth: usize) -> String {
     let at = (0..=path.len()).rev().find(|end| modules.contains_key(&path[..*end].join("::"))).unwrap_or(0);
     let module = path[..at].join("::");
     let through = path.get(at).and_then(|name| modules.get(&module)?.names.get(name));
     match through.and_then(|through| absolute(&module, through, modules)) {
-        // Two files that import a name from each other would lead in a circle.
+        // The limit ends the search if two files import a name from each other.
         Some(through) if depth < 10 => resolve(&[&through, &path[at + 1..]].concat(), modules, depth + 1),
         _ => module,
     }
 }
 
-/// All that `module` imports, and what that does.
+/// Returns all modules that `module` imports, directly or through other modules.
 fn reachable<'a>(module: &String, imports: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a String> {
     let mut found = BTreeSet::new();
     let mut next: Vec<&String> = imports[module].iter().collect();
@@ -267,7 +270,7 @@ fn types_of_a_crate_have_a_name_each() {
     assert!(twice.is_empty(), "two types of a crate share a name: {twice:#?}");
 }
 
-/// Returns true if the file has nothing but tests.
+/// Returns true if the file contains only tests.
 fn is_of_tests(file: &Path) -> bool {
     file.ends_with("tests.rs") || file.components().any(|part| part.as_os_str() == "tests")
 }
@@ -287,7 +290,7 @@ fn crates_that_need_no_unsafe_code_forbid_it() {
     assert!(forbidding >= 4, "{forbidding} crates forbid it");
 }
 
-/// One screen, so that a reader gets the decision and not its history.
+/// A page fits one screen, so that it can hold a decision but not the decision's history.
 #[test]
 fn pages_of_decisions_are_few_and_fit_a_screen() {
     let pages = fs::read_dir(root().join("docs/decisions")).unwrap().map(|entry| entry.unwrap().path());
@@ -346,7 +349,7 @@ fn imports_are_read_from_groups_too() {
     assert_eq!(found, ["a=crate::a", "C=crate::a::B", "d=crate::d"]);
 }
 
-/// Each of the ways by which a file can import another.
+/// Covers each way in which a file can import another file.
 #[test]
 fn circles_are_found_by_relative_paths_and_through_the_names_of_others() {
     let of = |files: &[(&str, &str)]| {
@@ -361,7 +364,7 @@ fn circles_are_found_by_relative_paths_and_through_the_names_of_others() {
     assert_eq!(of(&[("a", "fn f() { x::g() }"), ("a::x", "use crate::b::Y;"), ("b", "use crate::a;")]), "a a::x b");
     let root = ("", "mod a;\npub use a::X;\npub(crate) use b::{self, Y};");
     assert_eq!(of(&[root, ("a", "pub use crate::Y;"), ("b", "use crate::X;")]), "a b");
-    // Through a third file's import, which is not part of the circle.
+    // `a` reaches `b` through an import of `c`, which is not part of the circle.
     assert_eq!(of(&[("a", "use crate::c::Y;"), ("b", "use crate::a::X;"), ("c", "pub use crate::b::Y;")]), "a b");
     assert_eq!(of(&[("a", "use super::b::Y;"), ("a::x", "use super::Z;"), ("b", "use std::fmt;")]), "");
     assert_eq!(of(&[("a", "use x::Y;"), ("a::x", "use super::Z;")]), "", "a module and what lies in it");

@@ -1,5 +1,5 @@
-//! The memory of a sum beyond the caller's buffer: a few segments, however long the buffer, in shared memory
-//! and by messages, also between ranks that lag behind one another.
+//! Tests the memory of a sum in addition to the caller's buffer. It must be a few segments, however long the
+//! buffer, in shared memory and by messages, even if some ranks lag behind.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use ringpull_processes::{Processes, own_path};
 
 /// The variable that makes a process of this binary a rank.
 const CHILD: &str = "RINGPULL_MEMORY_CHILD";
-/// The variable that says how much a sum may take.
+/// The variable with the bytes that a sum may take.
 const MOST_BYTES: &str = "RINGPULL_MEMORY_MOST_BYTES";
 /// The variable of a rank that competes with itself for the processors.
 const BUSY: &str = "RINGPULL_MEMORY_BUSY";
 const LEN_BYTES: usize = 64 << 20;
 /// A tenth of the buffer, and a multiple of all segments in flight.
 const FEW_BYTES: u64 = 6 << 20;
-/// The bytes that a neighbour may send before they are wanted, 10 MiB, and rooms and the library's own lists;
-/// without a bound some rank took 21 to 57 MB.
+/// The bytes that a neighbour may send before they are wanted (10 MiB), and buffers and the library's own
+/// lists. Without a limit some rank took 21 to 57 MB.
 const LAGGING_BYTES: u64 = 16 << 20;
 
 #[test]

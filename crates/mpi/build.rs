@@ -1,6 +1,6 @@
-//! Compiles `plugin.c` with the compiler of each MPI that is here: `MPICC` and `MPICH_MPICC` if they are set,
-//! and those that Debian and MPI itself install. A machine without any builds everything too, and
-//! `dist_sync_mpi` returns an error that explains why it is missing.
+//! Compiles `plugin.c` with the compiler of each MPI that it finds: `MPICC` and `MPICH_MPICC` if they are
+//! set, and those that Debian and MPI itself install. The build also works without any MPI. `dist_sync_mpi`
+//! then returns an error that explains why it is missing.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::{env, fs};
 /// The names of the interfaces, as `family.rs` has them.
 const INTERFACES: [&str; 3] = ["openmpi", "mpich", "standard"];
 
-/// The variables that name compilers, and those to try after them.
+/// The variables that name compilers, and the compilers to try after these.
 const VARIABLES: [&str; 2] = ["MPICC", "MPICH_MPICC"];
 const COMPILERS: [&str; 4] = ["mpicc.openmpi", "mpicc.mpich", "mpicc", "mpicc_abi"];
 
@@ -47,7 +47,7 @@ fn main() {
     fs::write(out.join("plugins.rs"), table).expect("OUT_DIR can be written");
 }
 
-/// The compiler that a variable names, and the words behind it.
+/// Returns the compiler that a variable names, and its options.
 fn named(variable: &str) -> Option<Vec<String>> {
     let value = env::var(variable).ok().filter(|value| !value.is_empty())?;
     let words = if Path::new(&value).is_file() {
@@ -61,8 +61,8 @@ fn named(variable: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Returns true unless the program is for a machine of another kind, whose MPI the compilers of this one do
-/// not know.
+/// Returns false if the program is for another kind of machine, because this machine's compilers do not know
+/// the MPI there.
 fn is_native() -> bool {
     let kind = |name| {
         let triple: String = env::var(name).unwrap_or_default();
@@ -71,7 +71,7 @@ fn is_native() -> bool {
     kind("HOST") == kind("TARGET")
 }
 
-/// The binary interface that the compiler's header has; nothing if there is no such compiler.
+/// Returns the binary interface of the compiler's header, or nothing if there is no such compiler.
 fn interface_of(compiler: &[String]) -> Option<String> {
     let (program, words) = compiler.split_first()?;
     let output = Command::new(program).args(words).args(["-E", "-DPROBE", SOURCE]).output().ok()?;
@@ -80,8 +80,8 @@ fn interface_of(compiler: &[String]) -> Option<String> {
     INTERFACES.contains(&interface).then(|| interface.to_owned())
 }
 
-/// Returns true if the plugin could be made. It is not linked with the compiler's MPI: it takes the functions
-/// of the one that the process has loaded.
+/// Compiles the plugin. Returns true if that succeeded. The plugin is not linked with the compiler's MPI,
+/// because it uses the functions of the MPI that the process has loaded.
 fn build(compiler: &[String], file: &Path) -> bool {
     let Some((program, words)) = compiler.split_first() else { return false };
     let object = file.with_extension("o");

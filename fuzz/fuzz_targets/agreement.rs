@@ -1,10 +1,10 @@
-//! Rank 0's table and the ranks' calls under any programs and any order of calls and messages, as the
-//! simulation of `ringpull-allreduce` runs them; and the table alone under messages that no rank of ours
-//! would send.
+//! Runs rank 0's table and the ranks' calls with any programs and any order of calls and messages, in the
+//! simulation of `ringpull-allreduce`. Also runs the table alone with messages that no rank of ours would
+//! send.
 //!
-//! Nothing panics; every call begins once on each rank, and all ranks have the same under one number (which
-//! the simulation asserts). Programs that fit together end with everything done, and the others with a fault
-//! or with something missing that rank 0 can name.
+//! Nothing panics. Every call begins once on each rank, and all ranks have the same operation under one
+//! number (which the simulation asserts). Programs that fit together end with everything done. Others end
+//! with a fault, or with a missing call that rank 0 can name.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
@@ -35,7 +35,7 @@ mod progress {
             use super::super::super::{RankGroup, AgreementAction};
             use super::world::{ALL, Do, World};
 
-            /// Runs the programs to where nothing more can happen.
+            /// Runs the programs until no more moves are possible.
             pub(crate) fn run(input: &RankGroup) {
                 let size = usize::from(input.more_ranks % 3) + 1;
                 let common: Vec<Do> = input.steps.iter().take(4).flat_map(step).collect();
@@ -66,7 +66,7 @@ mod progress {
                 let is_done = |world: &World| world.programs.iter().all(VecDeque::is_empty);
                 loop {
                     let moves = world.moves();
-                    // Where nothing else can happen some rank runs out of patience with the frozen cycle.
+                    // If no other move is possible, some rank runs out of patience with the frozen cycle.
                     let is_impatient = moves.is_empty() && (0..size).any(|rank| world.hurry(rank));
                     if is_impatient {
                         continue;
@@ -85,7 +85,7 @@ mod progress {
                 }
             }
 
-            /// A step, often enough to be frozen.
+            /// Returns a step, repeated often enough to be frozen.
             fn step((times, whats): &(u8, Vec<AgreementAction>)) -> Vec<Do> {
                 let step: Vec<Do> = whats.iter().take(5).map(one).collect();
                 step.repeat(usize::from(*times % 6) + 1)
@@ -123,7 +123,7 @@ struct RankGroup {
     /// The number of names of collectives that are remembered.
     names: u8,
     leaves: bool,
-    /// Steps of every rank, and how often each comes.
+    /// The steps of every rank, each with the number of its repetitions.
     steps: Vec<(u8, Vec<AgreementAction>)>,
     changes: Vec<(u8, u8, AgreementAction)>,
     replaces: bool,
@@ -141,7 +141,7 @@ enum AgreementAction {
     Split,
     /// A collective of all ranks, by its name.
     Meet(u8),
-    /// One of that process set.
+    /// A collective of that process set.
     MeetOfSet(u8),
     Wait,
     Join,
@@ -149,11 +149,11 @@ enum AgreementAction {
 
 #[derive(Arbitrary, Debug)]
 enum Delivery {
-    /// The next call of a rank on a key, or whatever ordinal.
+    /// The next call of a rank on a key, or a call with any ordinal.
     Call { key: u8, ordinal: Option<u32>, terms: bool, transfer: u8, waited: bool },
     /// The next call of a collective of this name, of all ranks or of a process set.
     Collective { name: u8, set: Option<u8>, ordinal: Option<u32>, arguments: bool },
-    /// A send to a rank, or a receive from one or from any.
+    /// A send to a rank, or a receive from one rank or from any rank.
     Message { sends: bool, other: Option<u8>, ordinal: Option<u32>, arguments: bool },
     Forgot,
     Barrier,
@@ -171,7 +171,7 @@ fuzz_target!(|input: AgreementInput| match input {
     AgreementInput::Table { more_ranks, messages } => table(usize::from(more_ranks % 4) + 1, messages),
 });
 
-/// Gives the messages to the table, which ends with its first error, as a job does.
+/// Passes the messages to the table until its first error, as a job does.
 fn table(size: usize, messages: Vec<(u8, Delivery)>) {
     let mut agreement = Agreement::new(size, 10.0, 1000);
     agreement.remember(2);

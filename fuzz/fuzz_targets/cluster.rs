@@ -1,4 +1,5 @@
-//! Cluster files: any text is one or an error, and what was read is written and read again as the same.
+//! Cluster files: any text is a cluster file or an error. A file that was read can be written and read again
+//! without a change.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Codes of compressed gradients: what `check_code` accepts is decoded without a panic, by every level of
-//! instructions to the same bits; what is encoded is accepted.
+//! Codes of compressed gradients. A code that `check_code` accepts is decoded without a panic, with equal
+//! bits by every level of instructions. Every code that is encoded is accepted.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
@@ -34,12 +34,12 @@ impl Which {
 #[derive(Arbitrary, Debug)]
 enum Code {
     Bytes(Vec<u8>),
-    /// Entries of `topk`: how far each index is behind the one before it, and its value.
+    /// Entries of `topk`: the gap between an index and the previous one, and the value.
     Entries(Vec<(u8, f32)>),
 }
 
 impl Code {
-    /// The code, and whether it may be given another length.
+    /// Returns the code, and true if its length may be changed.
     fn bytes(self) -> (Vec<u8>, bool) {
         match self {
             Code::Bytes(bytes) => (bytes, true),
@@ -66,7 +66,8 @@ struct CodesInput {
     gradient: Vec<f32>,
 }
 
-/// Gradients that are decoded are shorter: halves are added up 1024 at a time.
+/// The greatest length of decoded gradients. It is more than 1024, because f16 and bf16 are added up 1024 at
+/// a time.
 const MOST_LEN: usize = 1100;
 
 fuzz_target!(|input: CodesInput| {
@@ -92,7 +93,7 @@ fn decode(compression: Compression, code: &[u8], len: usize, workers: usize) {
         codec.decode_add_at(level, code, &mut other);
         assert_eq!(bits(&other), bits(&sum), "{codec:?} at {level:?} decodes");
     }
-    // As many workers that sent this code.
+    // All workers have sent this code.
     let codes = vec![code; workers];
     let run = |level: Level| {
         let mut sums = vec![0xaa; codec.sum_bytes(len, workers)];
@@ -105,7 +106,7 @@ fn decode(compression: Compression, code: &[u8], len: usize, workers: usize) {
     for level in Level::available() {
         let (sums, values) = run(level);
         assert_eq!(values, reference.1, "{codec:?} at {level:?} sums");
-        // A half that is NaN may be any NaN.
+        // A NaN in f16 or bf16 may become any NaN.
         let has_nan = values.iter().any(|bits| f32::from_bits(*bits).is_nan());
         assert!(has_nan || sums == reference.0, "{codec:?} at {level:?} stores sums");
     }
@@ -120,7 +121,7 @@ fn encode(compression: Compression, gradient: &[f32]) {
         assert_eq!(compression.check_code(&code, len), Ok(()), "a code that was just made");
         compression.decode_add(&code, &mut vec![0.0; len]);
     }
-    // In two parts, each of which is decoded by itself.
+    // Decode the code in two parts, each separately.
     let middle = len / 2 / Codec::BLOCK * Codec::BLOCK;
     let parts = [0..middle, middle..len];
     let codes = compression.encode_parts(gradient, &mut Feedback::default(), parts.clone().into_iter());

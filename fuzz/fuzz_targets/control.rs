@@ -1,6 +1,6 @@
-//! Connections between processes of a job: what strangers say first is believed only with the job's secret,
-//! what ranks send to each other is decoded without a panic and written as it was, and frames arrive once and
-//! in order over connections that break anywhere.
+//! Connections between processes of a job: strangers' first messages are accepted only with the job's secret,
+//! messages between ranks are decoded without a panic and encoded again without a change, and frames arrive
+//! once and in order over connections that break anywhere.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Each byte is a move; its high bits say how many bytes move.
+/// Each byte is a move. Its high bits are the number of bytes that move.
 fn link(data: &[u8]) {
     let mut link = Link::default();
     for byte in data.iter().take(400) {

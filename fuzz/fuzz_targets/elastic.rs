@@ -1,4 +1,4 @@
-//! What hosts, `mpirun` and ranks say to the launcher of an elastic job: any text is read.
+//! Messages of hosts, `mpirun` and ranks to the launcher of an elastic job: any text can be read.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|text: &str| ringpull_cli::fuzzing::elastic(text));

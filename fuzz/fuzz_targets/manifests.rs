@@ -20,7 +20,7 @@ fuzz_target!(|text: &str| {
             Err(error) => assert!(!error.to_string().is_empty()),
         }
     }
-    // A job that is right but for what the text says, so that the rules are reached.
+    // Complete the text to a valid job, so that the rules are reached.
     if first == '#' {
         check(&format!("{JOB}{rest}"));
     } else {

@@ -1,5 +1,5 @@
-//! Headers of the parameter servers' messages: decoding is total, and what is decoded is encoded and decoded
-//! again as the same bytes. (Bytes and not values are compared: a NaN is not itself.)
+//! Headers of the parameter servers' messages: decoding never panics, and a decoded message is encoded and
+//! decoded again to equal bytes. (Bytes are compared, not values, because a NaN is not equal to itself.)
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

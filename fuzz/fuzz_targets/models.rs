@@ -1,4 +1,4 @@
-//! Files of models: any text is tensors whose sizes can be counted, or an error that names the file.
+//! Files of models: any text is a list of tensors of countable sizes, or an error that names the file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

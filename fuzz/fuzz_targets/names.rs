@@ -1,5 +1,5 @@
-//! Text from command lines and variables: every parser takes any text without a panic, and what it accepts is
-//! written and read again as the same.
+//! Text from command lines and variables: every parser takes any text without a panic. A value that it
+//! accepts is written and read again without a change.
 #![no_main]
 
 use std::fmt::{Debug, Display};

@@ -1,5 +1,5 @@
-//! Plans and schedules: for any collective, number of ranks, length and segment the plans of all ranks pass
-//! the checker, and their schedules, run in any order of turns, end with what the collective promises.
+//! Plans and schedules: for any collective, number of ranks, length and segment, the plans of all ranks pass
+//! the checker, and their schedules, run in any order of turns, give the collective's result.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ struct PlansInput {
     turns: Vec<u8>,
 }
 
-/// The sum of all ranks is a number of 64 bits with four for each of them.
+/// The most ranks. The sum of all ranks is a number of 64 bits, with four bits for each rank.
 const MOST_RANKS: usize = 12;
 const MOST_LEN: usize = 300;
 
@@ -49,7 +49,7 @@ fuzz_target!(|input: PlansInput| {
     let choice = choose(&Model::default(), len * dtype.size_bytes(), size, segments);
     assert!(choice.time_us.is_finite() && choice.time_us >= 0.0, "{choice:?}");
 
-    // The ranks of an alltoall have buffers of their own, which the lanes' places are compared in.
+    // The ranks of an alltoall have different buffers, so offsets of lanes cannot be compared between ranks.
     if goal != Goal::Alltoall && plans[0].parts.len() <= MOST_LEN {
         let schedules: Vec<Schedule> = plans.iter().map(|plan| Schedule::of(plan, dtype, segment_bytes)).collect();
         let most_bytes = segment_bytes.max(dtype.size_bytes());
@@ -75,12 +75,12 @@ fn plans(collective: &Collective, size: usize, len: usize) -> (Vec<Plan>, Goal) 
         }
         Collective::Broadcast { root } => {
             let root = usize::from(*root) % size;
-            // Far enough for chains.
+            // The length is great enough for chains.
             let len = 40 * len;
             (ranks.map(|rank| broadcast(root, rank, size, len)).collect(), Goal::Broadcast { root })
         }
         Collective::Allgather { lens } => {
-            // Some long enough for a ring.
+            // Some lengths are great enough for a ring.
             let each = |rank: usize| lens.get(rank).map_or(0, |len| usize::from(*len));
             let parts = Parts::of_lens((0..size).map(|rank| each(rank) * if len > 60_000 { 1000 } else { 1 }));
             (ranks.map(|rank| allgather(rank, size, parts.clone())).collect(), Goal::Allgather)
@@ -104,7 +104,7 @@ fn lane(lanes: &[Lane], peer: usize) -> Option<&Lane> {
     lanes.iter().find(|lane| lane.peer == peer)
 }
 
-/// Asserts that each rank sends to each other the bytes and messages that the other receives.
+/// Asserts that each rank sends to each other rank the bytes and messages that the other receives.
 fn assert_lanes_fit(schedules: &[Schedule], most_bytes: usize) {
     for (rank, schedule) in schedules.iter().enumerate() {
         let received: usize = schedule.into.iter().map(|lane| lane.bytes).sum();
@@ -166,7 +166,7 @@ impl RunningRank<'_> {
         self.finished += 1;
     }
 
-    /// Takes what arrived from this peer, once the message's turn has come.
+    /// Adds the values that arrived from this peer, if the message is next in order.
     fn settle(&mut self, from: usize) {
         let Some(index) = self.next_receive(from).filter(|index| self.is_free(*index)) else { return };
         let Some(arrived) = self.arrived.remove(&from) else { return };
@@ -180,8 +180,8 @@ impl RunningRank<'_> {
     }
 }
 
-/// Runs the schedules with nothing buffered on the wire but one message that is to be added, in the order
-/// that `turns` gives. Rank `r` begins with 16^r in every element.
+/// Runs the schedules in the order of `turns`. The wire buffers nothing except one message that is to be
+/// added. Rank `r` begins with 16^r in every element.
 fn run(schedules: &[Schedule], turns: &[u8]) -> Vec<Vec<u64>> {
     let mut ranks: Vec<RunningRank> = schedules
         .iter()
@@ -220,7 +220,7 @@ fn run(schedules: &[Schedule], turns: &[u8]) -> Vec<Vec<u64>> {
         *ranks[from].sent.entry(to).or_default() += 1;
         ranks[from].finish(send);
         ranks[to].arrived.insert(from, values);
-        // A finished message may let others be added, which let others be.
+        // A finished message may allow others to be added, and these may allow further ones.
         for rank in &mut ranks {
             let mut before = usize::MAX;
             while before != rank.finished {

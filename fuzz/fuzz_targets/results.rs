@@ -1,4 +1,4 @@
-//! Results of earlier measurements: any text is one that can be shown, or an error.
+//! Results of earlier measurements: any text is a result that can be shown, or an error.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|text: &str| ringpull_cli::fuzzing::results(text));

@@ -1,5 +1,5 @@
-//! The scheduler's state under any sequence of messages of nodes and strangers, and of ticks of its clock:
-//! nothing panics, every node is welcomed at most once, and no two of a role have one rank. Messages go
+//! Runs the scheduler with any sequence of messages from nodes and strangers and of ticks of its clock.
+//! Nothing panics, every node is welcomed at most once, and no two nodes of a role have one rank. Messages go
 //! through the wire's encoding, as the scheduler gets them.
 #![no_main]
 
@@ -25,7 +25,7 @@ struct SchedulerInput {
 #[derive(Arbitrary, Debug)]
 struct Step {
     from: u8,
-    /// Milliseconds since the step before.
+    /// The milliseconds since the previous step.
     later: u16,
     what: SchedulerAction,
 }
@@ -155,7 +155,7 @@ fn check(scheduler: &mut Scheduler, welcomed: &mut BTreeSet<(bool, usize)>) {
     for (to, message) in scheduler.take_outputs() {
         assert!(decode::<FromScheduler>(&encode(&message)).is_some());
         if let FromScheduler::Welcome(job) = message {
-            // Which list the receiver is in is not said: it is the one whose role it registered for.
+            // The message does not contain the receiver's role, which is the one for which it registered.
             let is_server = usize::from(to[0]) >= job.workers.len() && job.servers.len() > job.rank;
             assert!(job.rank < job.workers.len().max(job.servers.len()));
             welcomed.insert((is_server, job.rank));

@@ -1,5 +1,5 @@
-//! A parameter server's state under any sequence of requests of a job's workers: whatever does not fit is
-//! dropped or is a fault, and nothing panics. Requests go through the wire's encoding, as the server gets
+//! Runs a parameter server with any sequence of requests of a job's workers. Requests that do not fit are
+//! dropped or are faults, and nothing panics. Requests go through the wire's encoding, as the server gets
 //! them.
 #![no_main]
 
@@ -15,7 +15,7 @@ use ringpull_ps::server::{Output, Server};
 struct ServerInput {
     workers: u8,
     is_sync: bool,
-    /// If it is set, every rank's first request is an init that fits.
+    /// If this is set, every rank's first request is an init that fits.
     init: Option<(u8, u8)>,
     steps: Vec<Step>,
 }
@@ -33,7 +33,7 @@ enum PushedPayload {
     Any(Vec<u8>),
     /// The length of one value in bytes: a short one makes matching inputs likelier.
     Filled(u8, u8),
-    /// Ids of units by the gaps between them, and bytes behind them.
+    /// Ids of units, given by the gaps between them, followed by bytes.
     Ids(Vec<u8>, u8),
 }
 
@@ -156,7 +156,7 @@ fuzz_target!(|input: ServerInput| {
     }
 });
 
-/// Tells an elastic server of a lost worker, or of one that has come.
+/// Tells an elastic server of a worker that was lost, or of a worker that has come.
 fn change(server: &mut Server, workers: usize, rank: usize, what: &ServerAction) {
     let outputs = match what {
         ServerAction::Lose { incarnation } => {

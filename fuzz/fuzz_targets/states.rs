@@ -1,5 +1,5 @@
-//! Files of optimizer states: any bytes are states or an error, and what is read is written and read again as
-//! the same.
+//! Files of optimizer states: any bytes are states or an error. States that were read are written and read
+//! again without a change.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,6 +12,6 @@ fuzz_target!(|data: &[u8]| {
     let Ok(states) = SavedStates::from_bytes(&[MAGIC, data].concat()) else { return };
     let written = states.to_bytes().expect("what was read can be written");
     let again = SavedStates::from_bytes(&written).expect("what was written is read");
-    // Bytes and not values are compared: a NaN is not itself.
+    // Bytes are compared, not values, because a NaN is not equal to itself.
     assert_eq!(again.to_bytes().expect("it can be written again"), written);
 });

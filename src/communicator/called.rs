@@ -9,7 +9,7 @@ use ringpull_base::{Key, Reduction, Result, Tensor, waits};
 
 use super::jobs::Arrival;
 
-/// The options of a collective. Names and factors, and the fields in them, are the same on every rank.
+/// The options of a collective. Names and factors must be the same on every rank.
 ///
 /// ```
 /// use ringpull::CallOptions;
@@ -19,15 +19,15 @@ use super::jobs::Arrival;
 /// ```
 #[derive(Clone)]
 pub struct CallOptions {
-    /// By which its calls go together; without one they do in the order of the calls.
+    /// The name by which the calls of the ranks are matched. Calls without a name are matched in their order.
     pub name: Option<Key>,
-    /// A higher one leaves earlier.
+    /// Operations of higher priority leave earlier.
     pub priority: i32,
-    /// The output tensor; without one the result is a new tensor.
+    /// The output tensor. Without it the result is a new tensor.
     pub out: Option<Tensor>,
     /// A factor on every input of a reduction.
     pub prescale: f64,
-    /// A factor on its result.
+    /// A factor on the result of a reduction.
     pub postscale: f64,
 }
 
@@ -38,14 +38,14 @@ impl Default for CallOptions {
 }
 
 impl CallOptions {
-    /// Returns true if the result takes the place of the input.
+    /// Returns true if the result overwrites the input.
     pub(super) fn is_in_place(&self, input: &Tensor) -> bool {
         self.out.as_ref().is_some_and(|out| out.is_same(input))
     }
 
     pub(super) fn arrival(&self, reduction: Reduction, size: usize) -> Arrival {
         let divisor = if reduction == Reduction::Average { size as u32 } else { 1 };
-        // The division comes when the sum is there.
+        // The division is done when the sum is there.
         let reduction = if reduction == Reduction::Average { Reduction::Sum } else { reduction };
         Arrival { reduction, divisor, postscale: self.postscale }
     }
@@ -68,12 +68,12 @@ impl<T> Handle<T> {
         Handle { engine: OfProcess::new(engine), answer: OfProcess::new(answer) }
     }
 
-    /// Waits for the result. Returns it, or the error that kept it from coming. Blocks.
+    /// Waits for the result. Returns it, or the error of the operation. Blocks.
     pub fn wait(self) -> Result<T> {
         self.wait_here()
     }
 
-    /// As [`wait`](Self::wait), for one who keeps the handle: to be called once.
+    /// Waits as [`wait`](Self::wait) does, but does not consume the handle. To be called once.
     #[doc(hidden)]
     pub fn wait_here(&self) -> Result<T> {
         self.engine.process().check("this handle")?;
@@ -81,14 +81,16 @@ impl<T> Handle<T> {
         self.engine.wait_for(&self.answer)
     }
 
-    /// As [`wait`](Self::wait); `None` after `limit`. To be called until it gives the result, once.
+    /// Waits as [`wait`](Self::wait) does, and returns `None` after `limit`. May be called again until it has
+    /// returned the result.
     pub fn wait_within(&self, limit: Duration) -> Result<Option<T>> {
         self.engine.process().check("this handle")?;
         waits::call();
         self.engine.wait_within(&self.answer, limit)
     }
 
-    /// The result, once, if it is there. Does not count as a wait: earlier calls go on as they would.
+    /// Returns the result if it is there, but only once. Does not count as a wait, so it does not change how
+    /// earlier calls are fused.
     #[doc(hidden)]
     pub fn take(&self) -> Result<Option<T>> {
         self.engine.process().check("this handle")?;

@@ -1,6 +1,6 @@
-//! The job that a communicator gives its engine: [`Collective`]. It owns the locks of its tensors, and memory
-//! of its own, from the call to the end, but for the time in which the transport has them. The collectives
-//! differ in the function that begins their messages.
+//! The job that a communicator gives its engine: [`Collective`]. From the call to the end it owns the locks
+//! of its tensors and its other memory, except while the transport has them. The collectives differ in the
+//! function that begins their messages.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use ringpull_kernels::reduce::{self, Arithmetic};
 /// The ranks of an operation.
 #[derive(Clone, Default)]
 pub(super) struct Site {
-    /// Its ranks, where they are not all of the job.
+    /// The operation's ranks, if they are not all ranks of the job.
     pub(super) set: Option<Arc<[usize]>>,
     pub(super) priority: i32,
 }
@@ -27,7 +27,7 @@ impl Site {
         Transfer::Messages { priority: self.priority }
     }
 
-    /// A sum of all ranks goes by the engine's own way.
+    /// Returns the transfer of a sum. The engine itself does a sum of all ranks.
     fn transfer_of_sum(&self, (reduction, dtype): Arithmetic, len_bytes: usize) -> Transfer {
         match self.set {
             Some(_) => self.transfer(),
@@ -40,7 +40,7 @@ impl Site {
     }
 }
 
-/// The arithmetic of the ranks' elements, and the work on the result when it is there.
+/// The arithmetic of the elements, and the work on the result after it has arrived.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
     pub(super) reduction: Reduction,
@@ -73,20 +73,21 @@ impl Arrival {
 /// The output of an operation.
 pub(super) struct Output {
     tensor: Tensor,
-    /// `None` while the transport has it.
+    /// The lock of the output. `None` while the transport has it.
     guard: Option<TensorMut>,
-    /// The caller's memory, if the result is made elsewhere.
+    /// The caller's memory, if the result is made in other memory.
     caller: Option<Box<(Tensor, TensorMut)>>,
 }
 
 impl Output {
-    /// In this memory, with its lock.
+    /// Returns an output in the caller's memory, with its lock.
     pub(super) fn within(tensor: Tensor, guard: TensorMut) -> Self {
         Output { tensor, guard: Some(guard), caller: None }
     }
 
-    /// In memory of its own, with the content of the caller's, which gets the result at the end. For a job
-    /// that goes on without lost ranks: a message that was given up may still arrive where it was to go.
+    /// Returns an output in separate memory, with a copy of the caller's content. The caller's memory gets
+    /// the result at the end. For a job that goes on without lost ranks: a message that was given up may
+    /// still arrive in the separate memory.
     pub(super) fn apart(tensor: Tensor, guard: TensorMut) -> Self {
         let own = Tensor::zeros(tensor.dtype(), tensor.shape());
         let mut own_guard = own.write();
@@ -114,13 +115,14 @@ impl Output {
         self.guard = Some(memory.into_tensor());
     }
 
-    /// A short job is finished by the comm thread, sooner than another would wake up.
+    /// Returns true if the job is short. The comm thread then finishes it, which is quicker than waking
+    /// another thread.
     fn is_soon_let_go(&self) -> bool {
         const SHORT_BYTES: usize = 64 << 10;
         self.guard.as_ref().is_some_and(|guard| guard.bytes().len() <= SHORT_BYTES && guard.is_simply_dropped())
     }
 
-    /// The result, which may be read from now on.
+    /// Returns the result, which may be read from now on.
     fn finish(mut self) -> Tensor {
         let guard = self.guard.take();
         let Some(caller) = self.caller else {
@@ -133,7 +135,7 @@ impl Output {
         tensor
     }
 
-    /// It is not to be read.
+    /// Fails the output: readers get `fault`.
     fn fail(self, fault: &Error) {
         let caller = self.caller.map(|caller| caller.1);
         self.guard.into_iter().chain(caller).for_each(|guard| guard.fail(fault.clone()));
@@ -142,7 +144,8 @@ impl Output {
 
 /// The result of a collective for its caller.
 pub(super) trait Outcome: Send + Sized {
-    /// That of the output and of the numbers that other ranks have told, if it can be made of them.
+    /// Returns the result from the output and the numbers that other ranks have sent, if it can be made from
+    /// them.
     fn of(out: Option<Tensor>, numbers: Vec<usize>) -> Option<Self>;
 }
 
@@ -175,9 +178,9 @@ pub(super) struct CollectiveState {
     /// An input that is only read, until the end.
     input: Memory,
     out: Option<Output>,
-    /// Numbers that other ranks have told.
+    /// The numbers that other ranks have sent.
     numbers: Vec<usize>,
-    /// Begins the messages that follow those under way, by the memory of these.
+    /// Begins the messages that follow those under way. It gets the memory of the latter.
     next: Option<Next>,
 }
 
@@ -190,7 +193,7 @@ impl CollectiveState {
         self.out.as_mut().map_or(Memory::Nothing, Output::lend)
     }
 
-    /// The output, in a new tensor if none was given because its length was not known before.
+    /// Returns the output. It is a new tensor if the caller gave none because its length was not known.
     fn output(&mut self, dtype: DType, shape: &[usize], what: &str) -> Result<&mut Output> {
         let given = if let Some(given) = self.out.take() {
             given
@@ -208,13 +211,13 @@ pub(super) struct Collective<T> {
     transfer: Transfer,
     state: CollectiveState,
     arrival: Arrival,
-    /// Begins the messages that come next, if any do.
+    /// Begins the next messages, if there are any.
     begin: Option<Begin>,
     reply: Reply<T>,
 }
 
 impl<T> Collective<T> {
-    /// A collective whose result is in `out`, if it has one.
+    /// Returns a collective with its result in `out`, if it has a result.
     fn new(
         transfer: Transfer,
         out: Option<Output>,
@@ -235,8 +238,8 @@ impl<T: Outcome> Job for Collective<T> {
         self.transfer
     }
 
-    /// In a frozen cycle nobody else need have come to what has no output: the ranks meet in a sum of one
-    /// byte.
+    /// In a frozen cycle an operation without output would not wait for other ranks, so the ranks meet in a
+    /// sum of one byte.
     fn lend(&mut self) -> Memory {
         if self.state.out.is_none() { Memory::Own(Buffer::zeroed(1)) } else { self.state.lend() }
     }
@@ -279,7 +282,7 @@ impl<T: Outcome> Job for Collective<T> {
     }
 }
 
-/// An allreduce, in the memory of its result, which holds this rank's contribution.
+/// Returns an allreduce in the memory of its result, which holds this rank's contribution.
 pub(super) fn allreduce(site: Site, out: Output, arrival: Arrival, reply: Reply<Tensor>) -> Collective<Tensor> {
     let arithmetic = (arrival.reduction, out.tensor.dtype());
     let transfer = site.transfer_of_sum(arithmetic, out.tensor.len_bytes());
@@ -290,7 +293,7 @@ pub(super) fn allreduce(site: Site, out: Output, arrival: Arrival, reply: Reply<
     Collective::new(transfer, Some(out), reply, begin).with_arrival(arrival)
 }
 
-/// A reduce-scatter, to parts of `lens` elements.
+/// Returns a reduce-scatter to parts of `lens` elements.
 pub(super) fn reduce_scatter(
     site: Site,
     (input, lens): (Memory, Vec<usize>),
@@ -306,7 +309,7 @@ pub(super) fn reduce_scatter(
     Collective::new(transfer, Some(out), reply, begin).with_arrival(arrival)
 }
 
-/// Numbers that ranks tell each other first, as memory.
+/// Returns the numbers that ranks first send each other, as memory.
 fn words(numbers: impl ExactSizeIterator<Item = usize>) -> Memory {
     let mut words = Buffer::zeroed(numbers.len() * size_of::<u64>());
     let all: &mut [u64] = bytemuck::cast_slice_mut(words.bytes_mut());
@@ -319,8 +322,8 @@ fn numbers(words: &Memory) -> Vec<usize> {
     words.iter().map(|word| *word as usize).collect()
 }
 
-/// An allgather. Unless every rank has said how many rows there are of each (`lens`), the ranks tell each
-/// other first. The first number of `shape` is to be all rows.
+/// Returns an allgather. Unless `lens` has the number of rows of each rank, the ranks first send each other
+/// these numbers. The first number of `shape` becomes the number of all rows.
 pub(super) fn allgather(
     site: Site,
     (input, lens): (TensorRef, Option<Vec<usize>>),
@@ -359,14 +362,14 @@ pub(super) fn allgather(
 
 /// The rows of each block of an alltoall.
 pub(super) struct Blocks {
-    /// For each rank.
+    /// The rows to send to each rank.
     pub(super) given: Vec<usize>,
-    /// From each rank, if that is known.
+    /// The rows that come from each rank, if that is known.
     pub(super) taken: Option<Vec<usize>>,
 }
 
-/// An alltoall. Unless a rank knows what comes from each other, they tell each other first. The first number
-/// of `shape` is to be all rows that come.
+/// Returns an alltoall. Unless the ranks know the rows that come from each rank, they first send each other
+/// these numbers. The first number of `shape` becomes the number of all rows that come.
 pub(super) fn alltoall(
     site: Site,
     input: TensorRef,
@@ -403,15 +406,16 @@ pub(super) fn alltoall(
     Collective::new(transfer, out, reply, begin)
 }
 
-/// The content of a broadcast.
+/// The memory of a broadcast.
 pub(super) enum Travels {
-    /// On the root of a send: its input, which is only read.
+    /// The input of the rank that sends a message, which is only read.
     Input(Memory),
-    /// The result.
+    /// The output.
     Out(Output),
 }
 
-/// A broadcast of the `root`'s data. A message is one between two ranks of its site, which its launch names.
+/// Returns a broadcast of the `root`'s data. A message is a broadcast between two ranks of its site, and its
+/// launch names them.
 pub(super) fn broadcast<T>(site: Site, root: usize, travels: Travels, reply: Reply<T>) -> Collective<T> {
     let transfer = site.transfer();
     let (input, out) = match travels {
@@ -430,7 +434,7 @@ pub(super) fn broadcast<T>(site: Site, root: usize, travels: Travels, reply: Rep
     Collective::new(transfer, out, reply, begin)
 }
 
-/// A collective without work: it is done when every rank has called it, such as a barrier or a split.
+/// Returns a collective without work, such as a barrier or a split. It is done when every rank has called it.
 pub(super) fn rendezvous(site: &Site, reply: Reply<()>) -> Collective<()> {
     let transfer = site.transfer_of_sum((Reduction::Sum, DType::U8), 1);
     let done = |_: &mut Communicator, _: &Launch, _: &mut CollectiveState| Ok(BegunOperation::Done(Memory::Nothing));

@@ -1,8 +1,8 @@
 //! Collectives of all ranks of a job, or of some of them, without keys and values: allreduce, reduce-scatter,
 //! allgather, alltoall, broadcast, barrier, send and receive.
 //!
-//! They go the way of a store's sums: a call is a job (`jobs`) of the same engine, agreed on by name or by
-//! the order of calls, and done by the same interpreter. `called` has the waits of their callers; `sets`
+//! They are done like a store's sums. A call is a job (`jobs`) of the same engine, ranks agree on it by name
+//! or by the order of calls, and the same interpreter runs it. `called` has the waits of the callers; `sets`
 //! makes process sets.
 
 mod called;
@@ -28,40 +28,40 @@ use crate::Change;
 pub use called::{CallOptions, Handle};
 use jobs::{Arrival, Blocks, Collective, Outcome, Output, Site, Travels};
 
-/// The ranks of a job, or some of them, seen from one, with their common operations.
+/// All or some ranks of a job, as one of them sees them, with their common operations.
 ///
-/// Made by [`communicator`] for all ranks of the job; [`split`](Self::split) makes one of some of its ranks,
-/// a process set, whose collectives go on beside those of the others. Every operation is collective: all
-/// ranks of the communicator call it, with arguments that fit. Calls with a name go together by that name, in
-/// whichever order each rank makes them; calls without one go together in the order of the calls. They return
-/// at once, with a [`Handle`] to wait at.
+/// [`communicator`] makes one for all ranks of the job. [`split`](Self::split) makes one for some of its
+/// ranks, a process set. Collectives of a process set go on beside those of other communicators. Every
+/// operation is collective: all ranks of the communicator call it, with arguments that fit. Calls with a name
+/// are matched by the name, in whatever order each rank makes them. Calls without a name are matched in their
+/// order. They return at once, with a [`Handle`] to wait for.
 ///
-/// Inputs stay locked for writers and results for all until an operation is done. If the calls do not fit
-/// together, that operation is an [`Error::Disagreement`] on every rank of the communicator once all have
-/// called it, and the job goes on. A lost rank, or one that is late for too long, is an error of the whole
-/// job.
+/// Until an operation is done, its inputs stay locked for writers, and its results stay locked for readers
+/// and writers. If the calls do not fit together, that operation is an [`Error::Disagreement`] on every rank
+/// of the communicator once all have called it, and the job goes on. A rank that is lost or that is late for
+/// too long is an error of the whole job.
 pub struct Communicator {
     engine: OfProcess<Arc<Engine>>,
-    /// The number of the communicator, among those of the same ranks.
+    /// The number of the communicator among those with these ranks.
     number: u32,
-    /// Its ranks, where they are not all of the job.
+    /// The communicator's ranks, if they are not all ranks of the job.
     set: Option<Arc<[usize]>>,
-    /// Its ranks of the job.
+    /// The communicator's ranks, by their numbers in the job.
     ranks: Arc<[usize]>,
     place: usize,
-    /// A number of each rank's host, by the rank of the job.
+    /// The number of each rank's host, by the rank in the job.
     hosts: Arc<[u64]>,
     /// The time for which an output may stay locked by the caller before that is an error.
     output_limit: Duration,
     /// Adds zeros to sums when this rank has joined.
     zeros: Arc<Zeros>,
-    /// The generation of ranks that it is of.
+    /// The generation of ranks to which the communicator belongs.
     generation: u64,
 }
 
-/// All ranks of this process's MPI job, as [`create`](crate::create) finds them for `dist_sync_mpi`, with
-/// which it shares an engine: a process without `mpirun` is a job of one rank. Collective; blocks until every
-/// rank has called it.
+/// Returns a communicator of all ranks of this process's MPI job. It finds them as [`create`](crate::create)
+/// does for `dist_sync_mpi`, and shares the engine with such stores. A process without `mpirun` is a job of
+/// one rank. Collective; blocks until every rank has called it.
 ///
 /// ```no_run
 /// use ringpull::{CallOptions, Reduction, Tensor};
@@ -82,7 +82,8 @@ pub fn communicator() -> Result<Communicator> {
     communicator_with(&Config::from_env()?)
 }
 
-/// As [`communicator`], with the caller's settings, which are the same on every rank.
+/// Returns a communicator as [`communicator`] does, with the caller's settings. They must be the same on
+/// every rank.
 pub fn communicator_with(config: &Config) -> Result<Communicator> {
     config.check()?;
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
@@ -97,7 +98,7 @@ struct Zeros;
 impl StandIn for Zeros {
     fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Submission> {
         let Some((dtype, shape)) = &terms.value else {
-            return Err(Error::bug(format!("{operation} of {key} has no shape to stand in for")));
+            return Err(Error::bug(format!("{operation} of {key} has no shape, so a joined rank cannot add zeros")));
         };
         let zeros = Tensor::zeros(*dtype, shape);
         let (reply, _) = answer();
@@ -110,13 +111,13 @@ impl StandIn for Zeros {
     }
 }
 
-/// The rows of a tensor: its first dimension, and the shape of one. A scalar is one row.
+/// Returns the number of rows of a tensor, its first dimension, and the shape of a row. A scalar is one row.
 fn rows(tensor: &Tensor) -> (usize, &[usize]) {
     tensor.shape().split_first().map_or((1, &[]), |(first, rest)| (*first, rest))
 }
 
 impl Communicator {
-    /// All ranks of an engine. Collective; blocks. For tests, as the engine is.
+    /// Returns a communicator of all ranks of an engine. Collective; blocks. For tests, like the engine.
     #[doc(hidden)]
     pub fn over(engine: Arc<Engine>, config: &Config) -> Result<Self> {
         let own = xxh3_64(host_name().as_bytes());
@@ -156,12 +157,13 @@ impl Communicator {
         self.engine.is_elastic()
     }
 
-    /// Returns the number of losses of ranks that its job had gone on after when it was made.
+    /// Returns the number of losses after which its job had gone on when the communicator was made.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The losses since it was made: after one its calls fail. Waits while a loss is being handled.
+    /// Returns the losses since the communicator was made. After a loss its calls fail. Waits while a loss is
+    /// being handled.
     pub fn changes(&self) -> Vec<Change> {
         self.engine.settle();
         let all = self.engine.changes(0).into_iter();
@@ -173,12 +175,12 @@ impl Communicator {
         self.place
     }
 
-    /// Returns the number of its ranks.
+    /// Returns the number of the communicator's ranks.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Its ranks by their numbers in the job.
+    /// Returns the communicator's ranks, by their numbers in the job.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
@@ -187,15 +189,15 @@ impl Communicator {
         self.hosts[self.ranks[place]]
     }
 
-    /// This rank's number among those of the communicator on its host, and how many they are.
+    /// Returns this rank's number among the communicator's ranks on its host, and the number of these ranks.
     pub fn local(&self) -> (usize, usize) {
         let own = self.host(self.place);
         let neighbours = || (0..self.size()).filter(|place| self.host(*place) == own);
         (neighbours().filter(|place| *place < self.place).count(), neighbours().count())
     }
 
-    /// This host's number among those on which a rank of the communicator has this one's local rank, and how
-    /// many those hosts are.
+    /// Returns the number of this host among the hosts on which some rank of the communicator has this rank's
+    /// local rank, and the number of these hosts.
     pub fn cross(&self) -> (usize, usize) {
         let (local_rank, _) = self.local();
         let mut hosts: Vec<(u64, usize)> = Vec::new();
@@ -210,9 +212,9 @@ impl Communicator {
         (own.expect("this rank has its own local rank"), hosts.len())
     }
 
-    /// Reduces all ranks' `input`, for example to their sum. The result is on every rank, in `options.out`,
-    /// which may be the input itself, or in a new tensor. All have one shape and dtype, and the result has
-    /// the same bits on every rank.
+    /// Reduces all ranks' `input`, for example to their sum. Every rank gets the result, in `options.out`,
+    /// which may be the input itself, or in a new tensor. All inputs have one shape and dtype, and the result
+    /// has the same bits on every rank.
     pub fn allreduce(&self, input: &Tensor, reduction: Reduction, options: &CallOptions) -> Result<Handle<Tensor>> {
         let arrival = options.arrival(reduction, self.size());
         self.call(options.name.clone(), Operation::Collective("allreduce".to_owned()), |site, reply| {
@@ -229,8 +231,8 @@ impl Communicator {
         })
     }
 
-    /// Several allreduces as one operation: one handle each. An input may be the output of another, which is
-    /// written when the input has been read.
+    /// Does several allreduces as one operation. Returns a handle for each. An input may be the output of
+    /// another allreduce, which writes it after it has been read.
     pub fn grouped_allreduce(
         &self,
         inputs: &[Tensor],
@@ -239,14 +241,14 @@ impl Communicator {
     ) -> Result<Vec<Handle<Tensor>>> {
         if inputs.len() != options.len() {
             let what = format!("{} tensors have {} sets of options", inputs.len(), options.len());
-            return Err(Error::argument(what, "give one for each tensor"));
+            return Err(Error::argument(what, "give one set of options for each tensor"));
         }
         let inputs = self.apart_from_outputs("grouped_allreduce", inputs, options)?;
         inputs.iter().zip(options).map(|(input, options)| self.allreduce(input, reduction, options)).collect()
     }
 
-    /// The inputs of calls that are one: an input whose memory another call of them writes is copied. An
-    /// error if two outputs share memory, which cannot hold both results.
+    /// Returns the inputs of the calls of a group. An input is copied if another call of the group writes its
+    /// memory. If two outputs share memory, that is an error, because the memory cannot hold both results.
     fn apart_from_outputs(&self, what: &str, inputs: &[Tensor], options: &[CallOptions]) -> Result<Vec<Tensor>> {
         let outs: Vec<(usize, &Tensor)> =
             options.iter().enumerate().filter_map(|(at, options)| Some((at, options.out.as_ref()?))).collect();
@@ -272,9 +274,9 @@ impl Communicator {
         inputs.iter().enumerate().map(apart).collect()
     }
 
-    /// Returns this rank's rows of the reduction of all ranks' `input`. The first dimension
-    /// is divided: `lens[r]` rows for rank `r`, the same on every rank; by default as evenly as it can be,
-    /// where the first ranks have a row more.
+    /// Returns this rank's rows of the reduction of all ranks' `input`. The first dimension is divided, with
+    /// `lens[r]` rows for rank `r`. `lens` is the same on every rank. By default the rows are divided as
+    /// evenly as possible, and the first ranks may have one row more than the others.
     pub fn reduce_scatter(
         &self,
         input: &Tensor,
@@ -307,9 +309,9 @@ impl Communicator {
         })
     }
 
-    /// All ranks' `input`, one behind the other along the first dimension, on every rank. First dimensions
-    /// may differ. `lens`, the rows of each rank, saves a round where every rank knows them; only then there
-    /// may be an output.
+    /// Gathers all ranks' `input` on every rank, one behind the other along the first dimension. First
+    /// dimensions may differ. If every rank knows the number of rows of each rank, `lens`, this saves a round
+    /// of messages. Only then there may be an output.
     pub fn allgather(&self, input: &Tensor, lens: Option<&[usize]>, options: &CallOptions) -> Result<Handle<Tensor>> {
         self.call(options.name.clone(), Operation::Collective("allgather".to_owned()), |site, reply| {
             let (count, rest) = rows(input);
@@ -342,10 +344,11 @@ impl Communicator {
         })
     }
 
-    /// Sends `splits[r]` rows of `input` to rank `r`. Returns the rows of the others for this one, in the
-    /// order of the ranks, and the number from each. Without `splits` all are equal, and no rank asks another
-    /// for the number. Nor does it with `taken`, the numbers that come from each, which every rank gives or
-    /// none. There may be an output only if these numbers are known.
+    /// Sends `splits[r]` rows of `input` to rank `r`. Returns the rows that the ranks have sent to this rank,
+    /// in the order of the ranks, and the number of rows from each. Without `splits` all blocks are equal.
+    /// With `splits`, ranks first send each other the numbers, unless every rank gives `taken`, the number of
+    /// rows that come from each rank. Either all ranks give `taken` or none does. There may be an output only
+    /// if these numbers are known.
     pub fn alltoall(
         &self,
         input: &Tensor,
@@ -362,7 +365,7 @@ impl Communicator {
                 (None, _) => {
                     return Err(Error::argument(
                         format!("alltoall of {count} rows on rank {}: they do not divide by {size} ranks", self.place),
-                        "give the rows for each rank as splits, or as many rows for each",
+                        "give the rows for each rank as splits, or a multiple of the number of ranks",
                     ));
                 }
                 (Some(splits), None) => (splits.to_vec(), None, " in blocks of each rank's own"),
@@ -377,7 +380,7 @@ impl Communicator {
             {
                 let (rank, given, taken) = (self.place, given[self.place], taken[self.place]);
                 return Err(Error::argument(
-                    format!("alltoall on rank {rank}: it gives itself {given} rows and takes {taken} from itself"),
+                    format!("alltoall on rank {rank}: it sends itself {given} rows but expects {taken} from itself"),
                     "give the same number for this rank among the splits and among the rows that come",
                 ));
             }
@@ -404,8 +407,8 @@ impl Communicator {
         })
     }
 
-    /// The `input` of rank `root` on every rank: in `options.out`, which may be the input itself, or in a new
-    /// tensor. All have one shape and dtype.
+    /// Gives every rank the `input` of rank `root`, in `options.out`, which may be the input itself, or in a
+    /// new tensor. All inputs have one shape and dtype.
     pub fn broadcast(&self, input: &Tensor, root: usize, options: &CallOptions) -> Result<Handle<Tensor>> {
         self.call(options.name.clone(), Operation::Collective("broadcast".to_owned()), |site, reply| {
             self.check_rank("broadcast from", root)?;
@@ -419,7 +422,7 @@ impl Communicator {
         })
     }
 
-    /// Returns when every rank of the communicator has called it.
+    /// Waits until every rank of the communicator has called `barrier`.
     pub fn barrier(&self) -> Result<()> {
         if self.set.is_none() {
             self.check()?;
@@ -428,14 +431,14 @@ impl Communicator {
         self.begin_barrier()?.wait()
     }
 
-    /// As [`barrier`](Self::barrier), without waiting for the others: the handle does. The two do not go
-    /// together.
+    /// Begins a barrier and returns at once. The handle waits for the others. A rank's `begin_barrier` does
+    /// not match another rank's [`barrier`](Self::barrier).
     pub fn begin_barrier(&self) -> Result<Handle<()>> {
         self.call(None, Operation::Barrier, |site, reply| Ok((Terms::default(), jobs::rendezvous(&site, reply))))
     }
 
-    /// Sends `input` to rank `to`, which [receives](Self::recv) it. Messages of one rank to another with one
-    /// tag are received in the order of the calls.
+    /// Sends `input` to rank `to`, which [receives](Self::recv) it. Messages from one rank to another that
+    /// have one tag are received in the order of the calls.
     pub fn send(&self, input: &Tensor, to: usize, tag: u32) -> Result<Handle<()>> {
         self.message(Peering::To(to), tag, input, |site, reply| {
             let travels = Travels::Input(Memory::Read(input.read()?));
@@ -443,12 +446,13 @@ impl Communicator {
         })
     }
 
-    /// Receives a message that rank `from` [sends](Self::send), or without `from` any rank, to this one with
-    /// the tag, into `out`: as many elements as `out` has, of its dtype. Gives `out` and the rank that sent.
+    /// Receives into `out` a message that rank `from` [sends](Self::send) to this rank with this tag. If
+    /// `from` is `None`, any rank may send. The message must have the dtype and the number of elements of
+    /// `out`. The result is `out` and the rank that sent.
     ///
-    /// Receives take messages in the order of the calls, those of any rank too, and of several ranks that
-    /// have sent, the message that rank 0 of the job heard of first. If it has another length or dtype, both
-    /// ends get an [`Error::Disagreement`], and the job goes on.
+    /// Receives take messages in the order of the calls, also receives from any rank. If several ranks have
+    /// sent, a receive from any rank takes the message of which rank 0 of the job heard first. If the message
+    /// has another length or dtype, sender and receiver get an [`Error::Disagreement`], and the job goes on.
     ///
     /// ```no_run
     /// # fn main() -> ringpull::Result<()> {
@@ -466,7 +470,7 @@ impl Communicator {
         })
     }
 
-    /// One end of a message, with a rank of this communicator or with any.
+    /// Sends or receives a message. The peer is a rank of this communicator, or any rank.
     fn message<T: Outcome + 'static>(
         &self,
         peer: Peering,
@@ -491,9 +495,9 @@ impl Communicator {
         })
     }
 
-    /// This rank has no data left: until every rank of the job has joined it adds zeros to the sums and
-    /// averages of the others. Returns the rank that joined last. An average still divides by the number of
-    /// ranks. Of the whole job alone. Blocks.
+    /// Joins, because this rank has no data left. Until every rank of the job has joined, this rank adds
+    /// zeros to the sums and averages of the others. Returns the rank that joined last. An average still
+    /// divides by the number of all ranks. Only for the communicator of the whole job. Blocks.
     pub fn join(&self) -> Result<usize> {
         if self.set.is_some() {
             return Err(Error::argument("a process set cannot join", "join with the communicator of the whole job"));
@@ -502,11 +506,11 @@ impl Communicator {
         self.engine.join()
     }
 
-    /// Returns true from the call on at which all ranks of the job stop, because one `wants` to: a batch
-    /// system has warned it, or its time is over. Every rank makes the calls alike, one a step, and gets the
-    /// same answers. Nothing is sent before a rank wants to stop. Then calls block for a moment, until the
-    /// ranks have agreed on the first call that none of them has gone past. In a job that goes on without lost
-    /// ranks each call is an allreduce instead. Of the whole job alone.
+    /// Returns true from the call on at which all ranks of the job stop, because one `wants` to. The reason
+    /// may be a warning of the batch system, or a limit of time. Every rank makes one call per step, and all
+    /// get the same answers. Nothing is sent before a rank wants to stop. Then calls block for a moment,
+    /// until the ranks have agreed on the first call that no rank has passed. In a job that goes on without
+    /// lost ranks each call is an allreduce instead. Only for the communicator of the whole job.
     ///
     /// ```no_run
     /// # fn main() -> ringpull::Result<()> {
@@ -530,7 +534,7 @@ impl Communicator {
             return Err(Error::Unsupported {
                 kind: "dist_sync".to_owned(),
                 operation: "should_stop".to_owned(),
-                reason: "its workers are not ranks of one MPI job; stop after a number of steps that all know"
+                reason: "its workers are not ranks of one MPI job; stop after a number of steps that all workers know"
                     .to_owned(),
             });
         }
@@ -544,12 +548,13 @@ impl Communicator {
         self.engine.should_stop(wants)
     }
 
-    /// Payload bytes sent and received by this process, and messages that carried no payload.
+    /// Returns the payload bytes sent and received by this process, and the number of messages without
+    /// payload.
     pub fn traffic(&self) -> (u64, u64, u64) {
         self.engine.traffic()
     }
 
-    /// Tells the other ranks why this one is about to end, as
+    /// Tells the other ranks why this rank is about to end, as
     /// [`KvStore::report_failure`](crate::KvStore::report_failure) does.
     pub fn report_failure(&self, why: &str) {
         if self.engine.process().is_here() {
@@ -557,7 +562,7 @@ impl Communicator {
         }
     }
 
-    /// The first error of the whole job, if there was one: every later call returns it.
+    /// Returns the first error of the whole job, if there was one. Every later call returns it too.
     pub fn fault(&self) -> Option<Error> {
         self.engine.fault()
     }
@@ -589,7 +594,7 @@ impl Communicator {
         ))
     }
 
-    /// A tensor for the result, locked: `out` if there is one.
+    /// Returns a locked tensor for the result, which is `out` if that is given.
     fn result(&self, input: &Tensor, out: Option<&Tensor>, dtype: DType, shape: &[usize]) -> Result<Output> {
         let is_new = out.is_none();
         let out = match out {
@@ -614,12 +619,12 @@ impl Communicator {
         Ok(if is_new { Output::within(out, guard) } else { self.output(out, guard) })
     }
 
-    /// A result in the caller's memory.
+    /// Returns an output that gives the result in the caller's memory.
     fn output(&self, out: Tensor, guard: TensorMut) -> Output {
         if self.engine.is_elastic() { Output::apart(out, guard) } else { Output::within(out, guard) }
     }
 
-    /// As [`result`](Self::result), in memory other than the input's.
+    /// Returns a tensor as [`result`](Self::result) does, in memory other than the input's.
     fn result_apart(&self, input: &Tensor, out: Option<&Tensor>, shape: &[usize]) -> Result<Output> {
         if out.is_some_and(|out| out.is_same(input)) {
             return Err(Error::argument("an output that is the input cannot be given here", "give memory of its own"));
@@ -627,7 +632,7 @@ impl Communicator {
         self.result(input, out, input.dtype(), shape)
     }
 
-    /// Calls an operation, with the terms and the job that `make` gives.
+    /// Calls an operation, with the terms and the job that `make` returns.
     fn call<T: Outcome + 'static>(
         &self,
         name: Option<Key>,
@@ -637,7 +642,7 @@ impl Communicator {
         self.call_among(self.set.as_ref(), name, operation, make)
     }
 
-    /// As [`call`](Self::call), by the ranks of `set`, or by all of the job.
+    /// Calls an operation as [`call`](Self::call) does, of the ranks of `set`, or of all ranks of the job.
     fn call_among<T: Outcome + 'static>(
         &self,
         set: Option<&Arc<[usize]>>,
@@ -654,7 +659,8 @@ impl Communicator {
         })
     }
 
-    /// Runs a caller's operation, and lets the other ranks know if it fails, should this rank end by that.
+    /// Runs a caller's operation. If it fails, tells the other ranks the error, in case this rank ends
+    /// because of it.
     fn reporting<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check()?;
         let outcome = work();

@@ -1,7 +1,8 @@
-//! Process sets: communicators of some ranks of another. All of its ranks make one, or those of the set alone.
+//! Process sets. A process set is a communicator of some ranks of another communicator. Either all ranks of
+//! the other one make it together, or only the ranks of the set do.
 //!
-//! Ranks agree on a new set as on any collective. Its calls are then told apart by its ranks and a number,
-//! which each of its ranks counts by itself.
+//! Ranks agree on a new set as on any collective. Calls on the set are then identified by its ranks and by a
+//! number, which each of its ranks counts by itself.
 
 use std::sync::{Arc, Weak};
 
@@ -13,32 +14,33 @@ use super::jobs::rendezvous;
 use super::{Communicator, Zeros};
 
 impl Communicator {
-    /// A communicator of some of its ranks, a process set; none on a rank that is not one of them. They are
-    /// numbered there in the order of `ranks`. Collective: every rank of this one gives the same; ranks make
-    /// the sets that they are in in one order. Blocks.
+    /// Returns a communicator of the ranks `ranks` of this one, a process set, or `None` on a rank that is
+    /// not among them. The ranks of the set are numbered in the order of `ranks`. Collective: every rank of
+    /// this communicator passes the same `ranks`. All ranks of a set make their common sets in one order.
+    /// Blocks.
     ///
-    /// Once a job has a process set, a repeating sequence of operations of all ranks is run without messages
-    /// only if none of them runs alone, sums are not MPI's own, and replicas are not compared.
+    /// Once a job has a process set, a repeating sequence of operations of all ranks runs without messages
+    /// only if no operation in it runs alone, sums are not MPI's own, and replicas are not compared.
     pub fn split(&self, ranks: &[usize]) -> Result<Option<Self>> {
         let members = self.members(ranks)?;
         self.agree_on(self.set.as_ref(), ranks)?;
         Ok(ranks.contains(&self.place).then(|| self.of_members(members)))
     }
 
-    /// As [`split`](Self::split), but called by the ranks of the set alone.
+    /// Returns a process set as [`split`](Self::split) does, but only the ranks of the set call it.
     pub fn subset(&self, ranks: &[usize]) -> Result<Self> {
         let members = self.members(ranks)?;
         if !ranks.contains(&self.place) {
             return Err(Error::argument(
                 format!("a process set of ranks {ranks:?} made by rank {}, which is none of them", self.place),
-                "call subset on its ranks alone, or split on every rank",
+                "call subset only on the ranks of the set, or split on every rank",
             ));
         }
         self.agree_on((!self.is_job(&members)).then_some(&members), ranks)?;
         Ok(self.of_members(members))
     }
 
-    /// The numbers in the job of some of its ranks.
+    /// Returns the numbers that some of this communicator's ranks have in the job.
     fn members(&self, ranks: &[usize]) -> Result<Arc<[usize]>> {
         let size = self.size();
         if ranks.is_empty() || ranks.iter().any(|rank| *rank >= size) {
@@ -56,10 +58,11 @@ impl Communicator {
         Ok(ranks.iter().map(|rank| self.ranks[*rank]).collect())
     }
 
-    /// Waits until those of `set`, or all of the job, make the process set of `ranks`.
+    /// Waits until the ranks of `set`, or all ranks of the job, make the process set of `ranks`.
     fn agree_on(&self, set: Option<&Arc<[usize]>>, ranks: &[usize]) -> Result<()> {
         let terms = Terms { arguments: format!("ranks {ranks:?}"), ..Terms::default() };
-        // In one order on every rank, so that lists in different orders are compared.
+        // The list that identifies the call is sorted, so that ranks with lists in different orders get an
+        // error.
         let set = set.map(|set| {
             let mut sorted = set.to_vec();
             sorted.sort_unstable();
@@ -67,7 +70,7 @@ impl Communicator {
         });
         let set = set.filter(|sorted| !self.is_job(sorted)).map(Arc::from);
         let set = set.as_ref();
-        // Calls on a set are known by its ranks and a number: this one has a name of its own.
+        // Calls on a set are identified by its ranks and a number. This call has a name instead.
         let name = set.map(|_| Key::from("process set"));
         self.call_among(set, name, Operation::split(), |site, reply| Ok((terms, rendezvous(&site, reply))))?.wait()
     }
@@ -76,7 +79,7 @@ impl Communicator {
         members.iter().copied().eq(0..self.engine.size())
     }
 
-    /// The communicator of these ranks of the job, of which this is one.
+    /// Returns the communicator of these ranks of the job, which include this rank.
     fn of_members(&self, members: Arc<[usize]>) -> Self {
         let own = self.engine.rank();
         let place = members.iter().position(|rank| *rank == own).expect("this rank is one of the set");

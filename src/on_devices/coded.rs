@@ -1,18 +1,17 @@
-//! Allreduce of compressed gradients that lie on devices, over ranks that reach each other through host
-//! memory.
+//! Allreduce of compressed gradients in device memory, over ranks that reach each other through host memory.
 //!
-//! If the devices have the codec, and each has whole blocks of the gradient, only codes leave them and only
-//! sums of codes come back; the residual stays there. The codes of the parts, one after the other, are those
-//! of the whole, so what is exchanged is what host memory would have given:
+//! If the devices have the codec, and each has whole blocks of the gradient, only codes leave the devices and
+//! only sums of codes come back; the residual stays on the devices. The codes of the parts, one after the
+//! other, are the codes of the whole, so the ranks exchange the same bytes as with gradients in host memory:
 //!
 //! ```text
 //!   lanes  quantise, codes down                         sums up, decode
 //!   host                        exchange with the ranks
 //! ```
 //!
-//! Any other codec, and a gradient of less than a block a device, passes through host memory whole, and there
-//! it is encoded and the residual stays. Either way goes on with what the other has kept, and both give the
-//! same bits.
+//! With any other codec, or less than a block for each device, the whole gradient passes through host memory.
+//! It is encoded there, and the residual stays there. Each of the two ways continues with the residuals of
+//! the other, and both give the same bits.
 
 use std::sync::Arc;
 
@@ -26,18 +25,18 @@ use ringpull_kernels::compress::{Codec, Compression, Feedback};
 
 use super::sum::Sum;
 
-/// The encoding of a key's gradients, and its state.
+/// The encoding of a key's gradients, and the state of the encoding.
 pub(crate) struct DeviceCoding<'a> {
     /// The codec.
     pub compression: &'a Compression,
     /// The state on the host.
     pub feedback: &'a mut Feedback,
-    /// The residual, a part on each device, if it is kept there and not on the host.
+    /// The residual, with a part on each device, if it is kept on the devices and not on the host.
     pub residual: &'a mut Option<Vec<Slice>>,
 }
 
-/// The parts, which are `f32`, become the sums over all ranks of their decoded gradients, in the order of the
-/// lanes. Blocks; collective. After an error what is kept of the key is not defined.
+/// Replaces the parts, which are `f32`, by the sums over all ranks of the decoded gradients, in the order of
+/// the lanes. Blocks; collective. After an error the key's residual is undefined.
 pub(crate) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, coding: DeviceCoding<'_>) -> Result<()> {
     match *coding.compression {
         Compression::Codec(codec @ Codec::TwoBit { threshold }) if sum.layout.is_blocked() => {
@@ -70,7 +69,7 @@ fn on_devices(
     };
     let codes = pool.take(platform, None, codec.code_bytes(len))?;
     let sums = pool.take(platform, None, codec.sum_bytes(len, count))?;
-    // On each device codes first, then sums.
+    // On each device the memory is used first for codes and then for sums.
     let room = |device| pool.take(platform, Some(device), codes_of(device).len().max(sums_of(device).len()));
     let rooms = (0..devices.count()).map(room).collect::<Result<Vec<Arc<Memory>>>>()?;
     for (device, room) in rooms.iter().enumerate() {
@@ -81,7 +80,7 @@ fn on_devices(
         platform.enqueue(devices.lane(device), &Work::copy(own, Slice::of(&codes, codes_of(device))))?;
     }
     devices.drain(limit)?;
-    // The transport sees copies of them only: the memory may be freed after an error.
+    // The transport gets only copies, because the memory may be freed after an error.
     let (all_codes, all_sums) =
         (Slice::of(&codes, 0..codec.code_bytes(len)), Slice::of(&sums, 0..codec.sum_bytes(len, count)));
     comm.allreduce_codes(codec, len, &all_codes.host_bytes()?, &mut all_sums.host_bytes_mut()?, stamp)?;
@@ -97,7 +96,7 @@ fn on_devices(
     Ok(())
 }
 
-/// The residual, brought to the devices if the host has it.
+/// Returns the residual, and copies it to the devices first if the host has it.
 fn residual_on_devices<'a>(sum: &Sum<'_>, coding: DeviceCoding<'a>) -> Result<&'a [Slice]> {
     let Sum { devices, layout, limit, .. } = *sum;
     let DeviceCoding { feedback, residual, .. } = coding;
@@ -131,7 +130,7 @@ fn on_host(comm: &mut Communicator, sum: &Sum<'_>, coding: DeviceCoding<'_>) -> 
         devices.platform().enqueue(devices.lane(device), &Work::copy(part.clone(), on_host(device)))?;
     }
     devices.drain(limit)?;
-    // The transport sees codes only: the memory may be freed after an error.
+    // The transport gets only codes, because the memory may be freed after an error.
     let mut whole = staging.host_bytes_mut()?;
     let shared = Arc::new(Mutex::new(std::mem::take(feedback)));
     let out = HostMemory::Own(Buffer::copy_of(&whole));

@@ -1,4 +1,4 @@
-//! Work on the host although the value is on devices: updaters, and row-sparse gradients.
+//! Work that is done on the host although the value is on devices: updaters and row-sparse gradients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::sum_rows::sum_rows;
 use crate::update::{Update, Updates};
 use crate::{MergedRows, SavedStates};
 
-/// Brings the value to the host, lets `change` change it, and brings it back. Blocks.
+/// Copies the value to the host, lets `change` change it, and copies it back. Blocks.
 pub(super) fn on_host(
     slot: &DeviceSlot,
     content: &mut SlotMemory,
@@ -84,7 +84,8 @@ impl Step for DevicePushRows {
             let script = Script::new(comm, passage, |all| async move { sum_rows(&all, &entry, &own).await });
             self.gradient = script.run(comm)?;
         }
-        // Here and not at the end: the next job of the key may be queued before this one is finished.
+        // This is done here and not in `finish`, because the next job of the key may be queued before this
+        // job is finished.
         self.apply()
     }
 

@@ -1,11 +1,11 @@
-//! Allreduce of device memory by the devices themselves: device `d` of every rank sums part `d` with device
-//! `d` of the other ranks. On GPUs this is NCCL, over the GPUs' own links and networks.
+//! Allreduce of device memory by the devices themselves. Device `d` of every rank sums part `d` together with
+//! device `d` of the other ranks. On GPUs this is NCCL, over the GPUs' own links and networks.
 //!
-//! The transport carries only the agreement: rank 0 sends the address of a meeting for each device, and every
-//! rank reports whether it has joined. While ranks wait for each other there, a device runs nothing else that
-//! waits for a peer. A rank ends the meeting if it must stop or has waited for too long. The others notice
-//! that by the network, or by the control star, which has the cause. So a rank that only knows that another
-//! one is gone waits a little for the cause before it returns an error.
+//! The transport carries only the agreement: rank 0 sends an id for the collective of each device, and every
+//! rank reports whether it has joined. While ranks wait for each other in such a collective, a device runs
+//! nothing else that waits for a peer. A rank ends the collective if it must stop or has waited for too long.
+//! The other ranks notice that by the network, or by the control star, which has the cause. So a rank that
+//! only knows that another rank is gone waits a little for the cause before it returns an error.
 
 use std::time::{Duration, Instant};
 
@@ -19,22 +19,22 @@ use super::sum::Sum;
 /// The time limit for the cause of another rank's error to arrive.
 const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A rank's outcome of joining: it failed; it failed, perhaps because another did; it waited without success;
-/// it has joined.
+/// The outcomes of a rank's joining: it failed; it failed, perhaps because another rank did; it waited in
+/// vain; it has joined.
 const FAILED: u8 = 0;
 const UNSURE: u8 = 1;
 const WAITED: u8 = 2;
 const JOINED: u8 = 3;
 
-/// Why no rank has joined.
+/// The reason that no rank has joined.
 pub(super) struct NotJoined {
-    /// The first of the ranks that know the cause: the same on every rank.
+    /// The first rank that knows the cause. It is the same on every rank.
     pub(super) knows: usize,
     pub(super) cause: Error,
 }
 
-/// Joins the devices of all ranks; each rank has the same number of them. Either all ranks have joined, or
-/// each gets an error of its own and none has. Collective. The outer error is one of the transport.
+/// Joins the devices of all ranks. Each rank has the same number of devices. Either all ranks have joined, or
+/// no rank has and each gets its own error. Collective. The outer error is an error of the transport.
 pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result::Result<JoinedDevices, NotJoined>> {
     let (rank, size, platform) = (comm.rank(), comm.size(), sum.devices.platform());
     let own: Result<Vec<UniqueId>> = match rank {
@@ -51,7 +51,8 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result
     })?;
     let ids: Vec<UniqueId> =
         ids.bytes().chunks_exact(size_of::<UniqueId>()).map(bytemuck::pod_read_unaligned).collect();
-    // Shorter than the time that a rank which could not join waits for the others' outcomes.
+    // The limit is shorter than the time for which a rank that could not join waits for the outcomes of the
+    // others.
     let limit = comm.limit() / 2;
     let is_nameless = ids.iter().flatten().all(|byte| *byte == 0);
     let joined = match own {
@@ -70,7 +71,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result
         Err(_) => FAILED,
     };
     let outcomes = comm.gather(Parts::even(size, size), sum.stamp, |own| own[0] = outcome)?;
-    // A rank that only waited knows less than the rank that it waited for.
+    // A rank that only waited knows less than the rank for which it waited.
     let (lacking, least) =
         outcomes.bytes().iter().copied().enumerate().min_by_key(|(_, outcome)| *outcome).unwrap_or((rank, outcome));
     let cause = match joined {
@@ -87,7 +88,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result
     Ok(Err(NotJoined { knows: lacking, cause }))
 }
 
-/// The parts become the sums over all ranks. Blocks; collective.
+/// Replaces the parts by the sums over all ranks. Blocks; collective.
 pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, joined: &JoinedDevices) -> Result<()> {
     let (until, limit) = (Instant::now() + comm.limit(), comm.limit());
     let outcome =
@@ -103,7 +104,7 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, joined: &JoinedD
     Err(cause)
 }
 
-/// Waits a little for another rank's cause of the error that this rank is about to return.
+/// Waits a little for another rank to report the cause of the error that this rank is about to return.
 fn await_cause(comm: &Communicator) {
     let until = Instant::now() + CAUSE_LIMIT;
     while comm.go_on().is_ok() && Instant::now() < until {

@@ -1,17 +1,17 @@
-//! The store whose values live on devices: kind `device`, and `dist_sync_mpi` over the devices of every rank.
+//! The store with values on devices: kind `device`, and `dist_sync_mpi` over the devices of every rank.
 //!
 //! A key's value is spread over the devices of the process, a part on each (`device::Layout`), and so are the
 //! gradient's sum and the optimizer's slots: each device updates its part, and outputs are gathered from all.
-//! Between ranks the parts pass through pinned memory of the host and an allreduce over MPI, straight through
-//! MPI where it takes memory of devices, or by NCCL (`routes`).
+//! Between ranks the parts are summed through pinned memory of the host by an allreduce over MPI, or by NCCL
+//! (`routes`).
 //!
-//! Compressed gradients are encoded on the devices if those have the codec, and otherwise pass through host
-//! memory whole (`coded`); either way the bits are those of `dist_sync_mpi` without devices.
+//! Compressed gradients are encoded on the devices if these have the codec. Otherwise the whole gradient
+//! passes through host memory (`coded`). In both cases the bits are those of `dist_sync_mpi` without devices.
 //!
-//! The dependencies of a push: it queues its work and returns. Outputs on devices are ready in the order of
-//! their streams, after their guards are free; outputs in host memory are copied before the guard is free,
-//! and so before a push of kind `device` returns. Updaters and row-sparse gradients are for the host: the
-//! value is brought there and back, and the thread that applies them waits for that.
+//! A push queues its work and returns. Outputs on devices are ready in the order of their streams, after
+//! their guards are free. Outputs in host memory are copied before the guard is free, and so before a push of
+//! kind `device` returns. Updaters and row-sparse gradients need the host: the value is copied there and
+//! back, and the thread that applies them waits for that.
 
 mod coded;
 mod detour;
@@ -59,19 +59,20 @@ pub struct OnDevices {
     limit: Duration,
 }
 
-/// The ranks beyond this process.
+/// The other ranks of the job.
 struct OtherRanks {
     engine: Arc<Engine>,
     store: u32,
 }
 
 impl OnDevices {
-    /// A store of one process.
+    /// Returns a store of one process.
     pub fn alone(devices: Arc<Devices>, limit: Duration) -> Self {
         Self::new(devices, None, limit)
     }
 
-    /// A store over the engine's ranks, each with devices of its own; their number may differ.
+    /// Returns a store over the engine's ranks. Each rank has its own devices, and their number may differ
+    /// between ranks.
     pub fn over_ranks(devices: Arc<Devices>, engine: Arc<Engine>, limit: Duration) -> Self {
         let store = engine.next_store();
         Self::new(devices, Some(OtherRanks { engine, store }), limit)
@@ -95,7 +96,7 @@ impl OnDevices {
         slot.ok_or_else(|| entry.not_initialized(operation, self.rank()))
     }
 
-    /// Takes a step: by way of the ranks' agreement, or here and now.
+    /// Takes a step, as an operation of all ranks, or at once if there are no other ranks.
     fn run(&self, slot: &DeviceSlot, operation: Operation, terms: Terms, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
@@ -125,7 +126,7 @@ impl OnDevices {
         self.fault().unwrap_or(fault)
     }
 
-    /// Tells the ranks' engine that the caller is about to wait.
+    /// Tells the engine that the caller is about to wait.
     fn wait(&self) {
         self.ranks.iter().for_each(|ranks| ranks.engine.wait());
     }
@@ -170,7 +171,7 @@ impl Backend for OnDevices {
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "push")?;
         let update = self.updates.present(entry)?;
-        // All that can be wrong with an argument, before anything is queued.
+        // Check everything that can be wrong with an argument before anything is queued.
         let arrays = remotes(&gradient, &outs).chain(outs.iter().filter_map(TensorMut::remote));
         arrays.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
         let coding = self.compressor.coding(entry, self.rank())?;
@@ -234,7 +235,7 @@ impl Backend for OnDevices {
             return Err(self.unsupported(&format!("set_gradient_compression({compression})"), reason));
         }
         if compression.is_none() {
-            // Pushes that are under way keep their residuals on the devices.
+            // Pushes that are under way still use their residuals on the devices.
             self.wait_all()?;
             self.slots.read().values().for_each(|slot| slot.forget_residual());
         }
@@ -307,13 +308,13 @@ impl Drop for OnDevices {
         {
             ranks.engine.give_up();
         }
-        // Memory must not be given back while work on it is queued. After a fault there is nothing to wait
-        // for.
+        // Memory must not be freed while work on it is queued. After a fault there is nothing to wait for.
         drop(self.devices.drain(self.limit));
     }
 }
 
-/// The key's state as it was loaded, if `optimizer` carries it on; it is the devices' from then on.
+/// Takes the key's loaded state, if `optimizer` can continue with it. From then on the devices have the
+/// state.
 fn take_loaded(loaded: &Mutex<SavedStates>, key: &Key, optimizer: &Optimizer) -> Option<State> {
     let mut loaded = loaded.lock();
     let carried = loaded.optimizer.as_ref().is_some_and(|earlier| optimizer.keeps_states_of(earlier));

@@ -1,5 +1,5 @@
-//! A dense gradient on its way: summed over the devices of the process, over the ranks, applied, and gathered
-//! into outputs.
+//! The push of a dense gradient. It is summed over the devices of the process and over the ranks, applied,
+//! and gathered into outputs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl DevicePush {
         })
     }
 
-    /// The values as devices can read them: those in host memory are copied to pinned memory first.
+    /// Returns the values as devices can read them. Values in host memory are copied to pinned memory first.
     fn inputs(&self, outs: &[TensorMut]) -> Result<Vec<Slice>> {
         let input = |value: &Contribution| {
             if let Some(remote) = value.remote(outs) {
@@ -78,7 +78,7 @@ impl DevicePush {
         self.values.iter().map(input).collect()
     }
 
-    /// Queues everything that needs no other rank, up to the sum of this process.
+    /// Queues the work up to the sum of this process, which needs no other rank.
     fn sum(&self, content: &mut SlotMemory, inputs: &[Slice]) -> Result<()> {
         let (devices, slot) = (&self.devices, &self.slot);
         self.ready.iter().try_for_each(|event| devices.lane(event.device()).wait(event))?;
@@ -118,7 +118,7 @@ impl Step for DevicePush {
         let slot = Arc::clone(&self.slot);
         let inputs = self.inputs(&self.outs)?;
         let outputs = Outputs::of(&self.devices, std::mem::take(&mut self.outs), &slot.layout)?;
-        // Kept for `fail` also when something below goes wrong.
+        // The outputs are stored first, so that `fail` has them if a call below fails.
         let outputs = self.queued.insert(outputs);
         let arrays: Vec<_> = self.values.iter().filter_map(|value| value.remote(outputs.guards())).cloned().collect();
         let mut content = slot.content();
@@ -152,7 +152,7 @@ impl Step for DevicePush {
         outputs.gather(&self.devices, &slot.entry, &slot.layout, &content.value)?;
         drop(content);
         if inputs.iter().any(|input| input.device().is_none()) {
-            // The pinned copies of values in host memory are given back with this.
+            // This also allows the pinned copies of values in host memory to be freed.
             self.devices.drain(self.limit)?;
         }
         Ok(())
@@ -163,8 +163,8 @@ impl Step for DevicePush {
             Some(outputs) => outputs.finish(&self.devices, self.limit),
             None => Ok(()),
         };
-        // The values are free from here on: what is queued next on their streams comes after what was queued
-        // here.
+        // The caller may use the values from here on: later work on their streams runs after the work that
+        // was queued here.
         self.values.clear();
         match &outcome {
             Ok(()) => self.slot.settle(),

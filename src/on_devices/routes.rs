@@ -1,15 +1,16 @@
-//! Allreduce of memory that lies on devices, over ranks, by one of two routes:
+//! Allreduce of device memory over ranks, by one of two routes:
 //!
-//! * `staged`: copies in the host's pinned memory, summed as any memory of the host. Always there.
-//! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL.
-//!   If all could join, and all have as many devices.
+//! * `staged`: the data is copied to pinned host memory and summed like any host memory. It is always
+//!   available.
+//! * `joined`: device `d` of each rank sums with device `d` of the other ranks, on GPUs by NCCL. It is
+//!   available if all ranks have the same number of devices and all devices could join.
 //!
-//! The ranks agree on the possible routes with a store's first sum. An algorithm that names a plan sums by
-//! that plan, staged, and `nccl` by `joined`, or not at all. `auto` measures: of each size class
-//! (a power of two of bytes) the first sums go by each route in turn. Then every rank sends all others its
-//! times, and from the same times every rank makes the same choice, which the class keeps. A time is the
-//! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum,
-//! which allocates, does not count.
+//! The ranks agree on the possible routes with a store's first sum. An algorithm that names a plan uses
+//! `staged` with this plan. `nccl` uses `joined`, or fails. `auto` measures: in each size class (a power of
+//! two of bytes) the first sums go by each route in turn. Then every rank sends its times to all others. So
+//! all ranks have the same times and make the same choice for the class. The time of a sum is the shortest
+//! that any rank took, because the rank that comes last waits for nobody. The first sum of each route, which
+//! allocates, does not count.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,15 +29,15 @@ use super::joined::NotJoined;
 use super::sum::Sum;
 use super::{joined, staged};
 
-/// The number of trials of each route; the first one is not counted.
+/// The number of trials of each route. The first trial does not count.
 const ROUNDS: usize = 3;
 
-/// The routes of a store's sums, and the memory that they pass through: kept from sum to sum, so that from
-/// the second of its kind and route on nothing is allocated.
+/// The routes of a store's sums, and the memory through which the sums pass. The memory is kept, so that only
+/// the first sum of each size and route allocates.
 #[derive(Default)]
 pub(crate) struct Route {
     ways: Mutex<Option<Ways>>,
-    /// To be lent to each sum.
+    /// The memory that is lent to each sum.
     pub(super) pool: Arc<Pool>,
 }
 
@@ -55,8 +56,8 @@ impl fmt::Display for SumRoute {
     }
 }
 
-/// The parts become the sums over all ranks, the same bits on each, in the order of the lanes. Blocks for the
-/// ranks; collective.
+/// Replaces the parts by the sums over all ranks, in the order of the lanes, with the same bits on each rank.
+/// Waits for the other ranks; collective.
 pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -> Result<()> {
     let mut ways = route.ways.lock();
     let ways = match &mut *ways {
@@ -70,28 +71,28 @@ pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -
 struct Ways {
     open: Vec<SumRoute>,
     joined: Option<JoinedDevices>,
-    /// By the power of two.
+    /// The size classes, by their power of two.
     classes: BTreeMap<u32, Class>,
 }
 
 /// The state of sums of one size.
 enum Class {
-    /// Nanoseconds of the sums so far, by each route in turn.
+    /// The times of the sums so far in nanoseconds, with the routes in turn.
     Tried(Vec<u64>),
     Chosen(SumRoute),
 }
 
 impl Ways {
-    /// Finds out. Collective.
+    /// Agrees on the possible routes with the other ranks. Collective.
     fn agree(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Self> {
         let (size, choice) = (comm.size(), comm.choice());
-        // No machine has as many.
+        // No machine has more than 255 devices.
         let count = u8::try_from(sum.devices.count()).unwrap_or(0);
         let joins = size > 1 && choice.is_auto() && sum.devices.platform().can_join();
         let parts = Parts::of((0..=size).collect());
         let cards = comm.gather(parts, sum.stamp, |card| card[0] = if joins { count } else { 0 })?;
         let cards = cards.bytes();
-        // From here on by what is the same on every rank alone.
+        // From here on use only values that are the same on every rank.
         let unlike = cards.iter().position(|card| *card == 0 || *card != cards[0]);
         let joined = match unlike {
             None => joined::join(comm, sum)?,
@@ -101,7 +102,7 @@ impl Ways {
                         "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
                         cards[rank], cards[0]
                     ),
-                    "give every rank as many GPUs, each once, and NCCL 2.14 or later, which `ringpull info` shows, without NCCL_COMM_BLOCKING=1; or leave RINGPULL_ALGORITHM at auto",
+                    "give every rank the same number of GPUs, each GPU once, and NCCL 2.14 or later (see `ringpull info`), without NCCL_COMM_BLOCKING=1; or leave RINGPULL_ALGORITHM at auto",
                 );
                 Err(NotJoined { knows: rank, cause })
             }
@@ -137,7 +138,7 @@ impl Ways {
             (_, Some(Class::Tried(took))) => took.clone(),
             (_, None) => Vec::new(),
         };
-        // What was queued before is no part of it.
+        // Earlier work is not part of the measured time.
         sum.devices.drain(sum.limit)?;
         let start = Instant::now();
         self.by(self.open[took.len() % self.open.len()], comm, sum)?;
@@ -152,7 +153,7 @@ impl Ways {
         Ok(())
     }
 
-    /// The quickest route by the measurements of all ranks. Collective.
+    /// Returns the quickest route by the measurements of all ranks. Collective.
     fn choose(&self, class: u32, took: &[u64], comm: &mut Communicator, stamp: Stamp) -> Result<SumRoute> {
         let own = size_of_val(took);
         let parts = Parts::of((0..=comm.size()).map(|rank| rank * own).collect());
@@ -185,8 +186,8 @@ impl Ways {
     }
 }
 
-/// The quickest of the routes, and the time of each: the shortest that any rank has measured of it. `rows`
-/// are the ranks' times, of each way in turn.
+/// Returns the quickest route, and the time of each route, which is the shortest that any rank has measured.
+/// `rows` has the ranks' times, with the routes in turn.
 fn quickest(rows: &[Vec<u64>], ways: usize) -> (usize, Vec<u64>) {
     let of =
         |way: usize| rows.iter().flat_map(|row| row.iter().skip(ways + way).step_by(ways)).copied().min().unwrap_or(0);
@@ -201,8 +202,8 @@ mod tests {
 
     #[test]
     fn the_quickest_way_is_that_of_the_least_time_of_any_rank_but_for_the_first_round() {
-        // Three ways, three rounds; the first counts for nothing, and neither does waiting for a rank that is
-        // late.
+        // Three routes and three rounds. The first round does not count, and neither does the time of waiting
+        // for a late rank.
         let punctual = vec![1, 9, 9, /**/ 70, 900, 60, /**/ 80, 50, 90];
         let late = vec![9, 1, 9, /**/ 75, 40, 900, /**/ 65, 45, 90];
         assert_eq!(quickest(&[punctual, late], 3), (1, vec![65, 40, 60]));

@@ -1,5 +1,5 @@
-//! One key on the devices of this process: the parts of its value, of a sum on its way, and of the
-//! optimizer's state.
+//! One key on the devices of this process: the parts of its value, of a sum under way, and of the optimizer's
+//! state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::Entry;
 
-/// A key's place on the devices.
+/// A key and its memory on the devices.
 pub(super) struct DeviceSlot {
     pub(super) entry: Entry,
     pub(super) layout: Layout,
@@ -21,9 +21,9 @@ pub(super) struct DeviceSlot {
     changed: Condvar,
 }
 
-/// Memory of a key; its order is that of the lanes.
+/// The memory of a key, in the order of the lanes.
 pub(super) struct SlotMemory {
-    /// The value, a part on each device.
+    /// The value, with a part on each device.
     pub(super) value: Vec<Slice>,
     /// The sum of the last push, or a value that it replaced.
     pub(super) sum: Vec<Slice>,
@@ -42,7 +42,7 @@ struct DeviceState {
 
 #[derive(Default)]
 struct SlotProgress {
-    /// Operations called, and those of them that are done.
+    /// The number of operations called, and of those that are done.
     called: u64,
     done: u64,
     fault: Option<Error>,
@@ -70,12 +70,12 @@ impl DeviceSlot {
         self.progress.lock().called += 1;
     }
 
-    /// Undoes the last `call`, which cannot be done.
+    /// Undoes the last `call`, because its operation cannot be done.
     pub(super) fn cancel(&self) {
         self.progress.lock().called -= 1;
     }
 
-    /// Returns when everything called so far has been queued on the devices.
+    /// Waits until everything called so far has been queued on the devices.
     pub(super) fn settled(&self) -> Result<()> {
         let mut progress = self.progress.lock();
         let called = progress.called;
@@ -101,19 +101,19 @@ impl DeviceSlot {
         self.changed.notify_all();
     }
 
-    /// The whole value in host memory. Blocks.
+    /// Returns the whole value in host memory. Blocks.
     pub(super) fn fetch(&self, devices: &Devices, limit: Duration) -> Result<Buffer> {
         devices.fetch(&self.layout, &self.content().value, limit)
     }
 
-    /// The value becomes `bytes`. Blocks.
+    /// Replaces the value by `bytes`. Blocks.
     pub(super) fn put(&self, devices: &Devices, bytes: &[u8], limit: Duration) -> Result<()> {
         let content = self.content();
         devices.join()?;
         devices.scatter(&self.layout, bytes, &content.value, limit)
     }
 
-    /// Writes the value into `outs`; waits only for those in host memory.
+    /// Writes the value into `outs`. Waits only for outputs in host memory.
     pub(super) fn give(&self, devices: &Devices, outs: Vec<TensorMut>, limit: Duration) -> Result<()> {
         let outputs = Outputs::of(devices, outs, &self.layout)?;
         let content = self.content();
@@ -123,12 +123,12 @@ impl DeviceSlot {
         outputs.finish(devices, limit)
     }
 
-    /// The optimizer's state in host memory, if `optimizer` would carry it on. Blocks.
+    /// Returns the optimizer's state in host memory, if `optimizer` could continue with it. Blocks.
     pub(super) fn state(&self, optimizer: &Optimizer, devices: &Devices, limit: Duration) -> Result<Option<State>> {
         self.state_of(&self.content(), optimizer, devices, limit)
     }
 
-    /// As [`state`](Self::state), for the holder of the content.
+    /// Returns the state as [`state`](Self::state) does, for a caller that has locked the content.
     pub(super) fn state_of(
         &self,
         content: &SlotMemory,
@@ -147,19 +147,19 @@ impl DeviceSlot {
         }
     }
 
-    /// Starts the optimizer's state from zero, or from loaded states, and drops the residuals. The devices
-    /// are idle.
+    /// Starts the optimizer's state from zero, or from loaded states, and drops the residuals. To be called
+    /// when the devices are idle.
     pub(super) fn forget_state(&self) {
         self.forget_residual();
         self.content().kept = None;
     }
 
-    /// Drops the residuals of compressed gradients. The devices are idle.
+    /// Drops the residuals of compressed gradients. To be called when the devices are idle.
     pub(super) fn forget_residual(&self) {
         self.content().residual = None;
     }
 
-    /// Puts a state from host memory on the devices. Blocks.
+    /// Copies a state from host memory to the devices. Blocks.
     pub(super) fn set_state(
         &self,
         content: &mut SlotMemory,
@@ -235,15 +235,15 @@ impl DeviceSlot {
     }
 }
 
-/// Outputs with the memory that devices write them into: their own, or pinned memory that the host copies
-/// from.
+/// Outputs with the memory into which devices write them. It is the output's own memory, or pinned memory
+/// from which the host copies.
 pub(super) struct Outputs {
     guards: Vec<TensorMut>,
     targets: Vec<Slice>,
 }
 
 impl Outputs {
-    /// Takes hold of `outs`: the lanes wait for the streams of those that are on devices.
+    /// Takes `outs`. The lanes wait for the streams of the outputs on devices.
     pub(super) fn of(devices: &Devices, outs: Vec<TensorMut>, layout: &Layout) -> Result<Self> {
         let target = |out: &TensorMut| match out.remote() {
             None => {
@@ -264,7 +264,8 @@ impl Outputs {
         &self.guards
     }
 
-    /// Queues the gathering of `parts` into the outputs, whose streams wait for it. The lanes have joined.
+    /// Queues the gathering of `parts` into the outputs. The outputs' streams wait for it. The lanes have
+    /// joined.
     pub(super) fn gather(&self, devices: &Devices, entry: &Entry, layout: &Layout, parts: &[Slice]) -> Result<()> {
         devices.gather_parts(entry.dtype, layout, parts, &self.targets)?;
         self.guards.iter().filter(|out| out.remote().is_some()).try_for_each(|out| {
@@ -273,7 +274,7 @@ impl Outputs {
         })
     }
 
-    /// Copies the outputs of the host, and releases all outputs.
+    /// Copies the outputs in host memory, and releases all outputs.
     pub(super) fn finish(self, devices: &Devices, limit: Duration) -> Result<()> {
         let copied = if self.guards.iter().all(|out| out.remote().is_some()) { Ok(()) } else { devices.drain(limit) };
         let outcome = copied.and_then(|()| {
@@ -297,7 +298,7 @@ impl Outputs {
         }
     }
 
-    /// A reader of an output gets `fault`.
+    /// Fails the outputs: readers get `fault`.
     pub(super) fn fail(self, fault: &Error) {
         self.guards.into_iter().for_each(|out| out.abandon(fault.clone()));
     }

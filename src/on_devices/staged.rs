@@ -1,9 +1,9 @@
-//! Allreduce of memory that lies on devices, over ranks that reach each other through host memory.
+//! Allreduce of device memory, over ranks that reach each other through host memory.
 //!
-//! The whole is cut into segments at places that depend on its length alone, so ranks may have different
+//! The whole is cut into segments at offsets that depend only on its length, so ranks may have different
 //! numbers of devices. Each segment is copied down into pinned memory, summed over the ranks, and copied up
-//! again. While one is on the network, those behind it are on their way down and the one before it on its way
-//! up, on streams of their own:
+//! again. While one segment is on the network, the next ones are copied down and the previous one is copied
+//! up, on separate streams:
 //!
 //! | down | 0 | 1 | 2 | 3 | 4 |   |   |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -23,19 +23,21 @@ use ringpull_device::{Devices, Event, Layout, Slice, Work};
 
 use super::sum::Sum;
 
-/// Bytes of one segment: long enough for a copy to run at full speed, short against what is worth staging.
+/// The bytes of one segment. It is long enough for a copy to run at full speed, and short compared with the
+/// sums that use staging.
 const SEGMENT_BYTES: usize = 2 << 20;
-/// Segments under way: one down, one on the network, one up, and one between.
+/// The number of segments under way: one is copied down, one is on the network, one is copied up, and one is
+/// in between.
 const DEPTH: usize = 4;
 
-/// Pinned memory for one segment, with the copies that are using it.
+/// Pinned memory for one segment, with the copies that use it.
 struct Berth {
     memory: Arc<ringpull_device::Memory>,
     down: Vec<Event>,
     up: Vec<Event>,
 }
 
-/// The parts become the sums over all ranks. Blocks; collective.
+/// Replaces the parts by the sums over all ranks. Blocks; collective.
 pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
     let Sum { devices, layout, dtype, parts, stamp, limit, pool } = *sum;
     let segments = segments(layout);
@@ -64,7 +66,7 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         let start = NonNull::from(&mut *slice.host_bytes_mut()?).cast();
         let owner = Box::new(Arc::clone(&berth.memory));
         // SAFETY: the owner is the pinned memory, and nobody touches it before the sum is there: the copies
-        // down have ended, and those up have not begun.
+        // down have ended, and the copies up have not begun.
         let pinned = unsafe { Buffer::foreign(start, segment.len(), owner) };
         comm.allreduce(dtype, Memory::Own(pinned), stamp)?;
         staging.bring_up(segment, berth)?;
@@ -107,7 +109,7 @@ impl Staging<'_> {
     }
 }
 
-/// The bytes of each segment: whole elements, the last one shorter.
+/// Returns the byte range of each segment. Segments have whole elements, and the last one may be shorter.
 fn segments(layout: &Layout) -> Vec<Range<usize>> {
     let (len, each) = (layout.len_bytes(), SEGMENT_BYTES / layout.size_bytes() * layout.size_bytes());
     (0..len.div_ceil(each)).map(|index| index * each..len.min((index + 1) * each)).collect()

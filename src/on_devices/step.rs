@@ -1,4 +1,4 @@
-//! The steps of one key, which run by the ranks' agreement or at once; and the step of its first value.
+//! The steps of one key, which run as operations of all ranks or at once, and the step of its first value.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use super::slot::DeviceSlot;
 
 /// A step of one key.
 pub(super) trait Step: Send {
-    /// Queues it on the devices; the ranks' part of it blocks.
+    /// Queues the step on the devices. Blocks for the part that needs other ranks.
     fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()>;
-    /// Returns true if it goes by way of the ranks even if there is only one.
+    /// Returns true if the step uses the ranks' communicator even if there is only one rank.
     fn is_coded(&self) -> bool {
         false
     }
     /// Does the rest of the step when it is queued.
     fn finish(self) -> Result<()>;
-    /// Called instead of `finish` when it will never be done.
+    /// Called instead of `finish` when the step will never be done.
     fn fail(self, fault: &Error);
 }
 
@@ -45,7 +45,7 @@ impl<S: Step> Job for OverRanks<S> {
     }
 }
 
-/// Rank 0's value becomes everybody's, a part on each device.
+/// The step that gives every rank rank 0's value, with a part on each device.
 pub(super) struct DeviceInit {
     pub(super) slot: Arc<DeviceSlot>,
     pub(super) devices: Arc<Devices>,

@@ -1,4 +1,4 @@
-//! A sum over the devices of all ranks, as each of the ways to do it is given it.
+//! A sum over the devices of all ranks, as it is passed to each route.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ pub(crate) struct Sum<'a> {
     pub layout: &'a Layout,
     /// The element type.
     pub dtype: DType,
-    /// A part on each device, written on its lane.
+    /// The parts, one on each device, written on its lane.
     pub parts: &'a [Slice],
     /// The operation's stamp.
     pub stamp: Stamp,
     /// The time limit of work on a device.
     pub limit: Duration,
-    /// Memory to pass through, kept from sum to sum.
+    /// The memory through which sums pass, kept between sums.
     pub pool: &'a Arc<Pool>,
 }

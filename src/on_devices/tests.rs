@@ -1,5 +1,5 @@
-//! The routes of memory of devices over simulated ones: what ranks agree on, and how they end when one of
-//! them does not come.
+//! Tests the routes of device memory with simulated devices: the agreement of the ranks, and their errors if
+//! a rank does not come.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -22,7 +22,7 @@ fn by(algorithm: &str) -> Config {
     Config { timeout: LIMIT, algorithm: algorithm.parse().unwrap(), ..Config::default() }
 }
 
-/// A rank with its devices and a tensor on each, which may sum them with those of the other ranks.
+/// A rank with its devices and a tensor on each device, for sums with the other ranks.
 struct Rank {
     comm: Communicator,
     stop: Arc<AtomicBool>,
@@ -34,7 +34,7 @@ struct Rank {
     outputs: Vec<Tensor>,
     route: Route,
     sums: Stamp,
-    /// Of the last sum over the ranks.
+    /// The number of allocations of the last sum over the ranks.
     allocations: u64,
 }
 
@@ -65,7 +65,8 @@ impl Rank {
     }
 }
 
-/// Runs `work` on ranks with so many devices each, that all have `rank + 1` times `unit` in `len` elements.
+/// Runs `work` on ranks. `counts` has the number of devices of each. Every device has `len` elements of `rank
+/// + 1` times `unit`.
 fn on_ranks<T: Send, W: Transport + Send + 'static>(
     config: &Config,
     (counts, wires): (&[usize], Vec<W>),
@@ -105,7 +106,7 @@ fn on_ranks<T: Send, W: Transport + Send + 'static>(
     })
 }
 
-/// The sum of what every device of ranks with so many of them has.
+/// Returns the sum of all elements at one place, over all devices of ranks with these numbers of devices.
 fn total(counts: &[usize]) -> f32 {
     counts.iter().enumerate().map(|(rank, count)| ((rank + 1) * count) as f32).sum()
 }
@@ -137,7 +138,7 @@ fn every_rank_has_the_same_bits_of_every_dtype() {
     }
 }
 
-/// Returns for each rank the sums by its devices' own collectives, after so many sums.
+/// Returns, for each rank, the number of sums by its devices' own collectives, after `sums` sums.
 fn ways<W: Transport + Send + 'static>(config: &Config, counts: &[usize], wires: Vec<W>, sums: usize) -> Vec<u64> {
     on_ranks(config, (counts, wires), (DType::F32, 1000, 1.0), |rank| {
         for _ in 0..sums {
@@ -164,7 +165,7 @@ fn a_plans_name_keeps_sums_away_from_the_devices_own() {
     }
 }
 
-/// A wire on which every message takes its time.
+/// A wire on which every message is slow.
 struct Slow(Inproc);
 
 #[allow(unsafe_code)]
@@ -179,12 +180,12 @@ impl Transport for Slow {
 
     unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         thread::sleep(Duration::from_millis(30));
-        // SAFETY: the caller's.
+        // SAFETY: as the caller promises.
         unsafe { self.0.send(to, stamp, data, mode, token) }
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: as the caller promises.
         unsafe { self.0.recv(from, stamp, into, token) }
     }
 

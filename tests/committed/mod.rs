@@ -1,11 +1,12 @@
-//! Files of the repository that follow from the sources: pages of the book, drawings.
+//! Files of the repository that are generated from the sources: pages of the book and drawings.
 //!
 //! A test makes the text and [`keep`] compares it with the file. `RENEW=1 cargo test ...` writes the file
 //! instead, so that a change of the sources renews it in the same commit.
 
 use std::path::Path;
 
-/// Panics if the file at this path of the repository has another text; with `RENEW=1` writes it.
+/// Panics if the file at this path of the repository has another text. With `RENEW=1` writes the file
+/// instead.
 pub(crate) fn keep(path: &str, text: &str) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().find(|folder| folder.join("tests/committed").is_dir());
     let file = file.expect("the repository is above every crate").join(path);

@@ -1,5 +1,4 @@
-//! Compressed gradients, against a model of MXNet's arithmetic that is written here once more, element by
-//! element.
+//! Compares compressed gradients with a second implementation of MXNet's arithmetic, element by element.
 
 use std::slice::from_ref;
 
@@ -12,7 +11,8 @@ use ringpull_kernels::optim::Optimizer;
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};
 
-/// For kinds whose workers push in rounds. Workers of allreduce and of servers see the same bits in these.
+/// For kinds whose workers push in rounds. With allreduce and with servers, workers see the same bits in
+/// these promises.
 pub(crate) const SYNC: &[Promise] = promises![
     two_bits_give_mxnets_own_numbers,
     integer_codecs_give_the_models_bits_over_several_pushes,
@@ -40,13 +40,14 @@ fn gradient(rank: usize, round: usize, len: usize) -> Vec<f32> {
     (0..len).map(|element| ((element * 31 + rank * 17 + round * 7) % 23) as f32 / 8.0 - 1.3).collect()
 }
 
-/// One worker's residuals, and what it says of a gradient.
+/// One worker's residuals and codes.
 struct Sender {
     kept: Vec<f32>,
 }
 
 impl Sender {
-    /// Returns the code that `say` makes of each element, and keeps the rest: the sum less the code.
+    /// Returns the code that `say` gives for each element, and keeps the rest, which is the sum less the
+    /// code.
     fn say(&mut self, gradient: &[f32], say: impl Fn(f32) -> f32) -> Vec<f32> {
         let pairs = self.kept.iter_mut().zip(gradient);
         pairs
@@ -74,7 +75,7 @@ type Round = Box<dyn FnMut(usize) -> Vec<f32>>;
 
 fn model(world: &World, text: &str, len: usize) -> Round {
     let (workers, kind) = (world.workers(), world.store.kind());
-    // Dense keys are not on them if the workers are ranks.
+    // Dense keys are not on servers if the workers are ranks.
     let has_servers = kind.has_servers() && !kind.has_ranks();
     let mut senders: Vec<Sender> = (0..workers).map(|_| Sender { kept: vec![0.0; len] }).collect();
     let (name, parameter) = text.split_once(':').unwrap_or((text, "0.5"));
@@ -110,7 +111,7 @@ fn model(world: &World, text: &str, len: usize) -> Round {
     })
 }
 
-/// Four pushes in each of the ways to push and pull, compared with the model's.
+/// Pushes four times, each time by another way to push and pull, and compares the results with the model.
 fn check(world: &World, text: &str, len: usize, is_seen: bool) {
     compress(world, text);
     let key = format!("{text} of {len}");
@@ -169,7 +170,7 @@ fn the_largest_elements_give_the_models_bits_over_several_pushes(world: &World) 
 
 fn halves_give_the_models_bits_over_several_pushes(world: &World) {
     for text in ["fp16", "bf16"] {
-        // Seen by each worker for itself: servers do not round the sum.
+        // The values are not hashed, because servers do not round the sum.
         [1, 33, 1003].iter().for_each(|len| check(world, text, *len, false));
     }
 }

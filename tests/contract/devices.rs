@@ -24,7 +24,7 @@ pub(crate) const SYNC: &[Promise] = promises![
     memory_of_another_owner_is_used_in_the_order_of_its_stream,
 ];
 
-/// Memory that the store did not make, on a stream of its owner and without one.
+/// Uses memory that the store did not make, with a stream of its owner and without one.
 #[allow(unsafe_code)]
 fn memory_of_another_owner_is_used_in_the_order_of_its_stream(world: &World) {
     const LEN: usize = 1003;
@@ -80,12 +80,12 @@ fn full(world: &World, device: usize, len: usize, value: f64) -> Tensor {
     on(world, device, &Tensor::full(DType::F32, &[len], value))
 }
 
-/// Takes a tensor on a device into the hash.
+/// Adds a tensor on a device to the hash.
 fn see(world: &World, tensor: &Tensor) -> Vec<f32> {
     world.see(&devices(world).download(tensor).unwrap())
 }
 
-/// One tensor on each device: 1, 2, ... times what the worker gives.
+/// Returns one tensor on each device, with 1, 2, ... times the worker's value.
 fn one_each(world: &World, len: usize) -> (Vec<Tensor>, f64) {
     let count = devices(world).count();
     let tensors = (0..count).map(|device| full(world, device, len, (device + 1) as f64 * world.mine())).collect();
@@ -212,7 +212,7 @@ fn a_tensor_of_other_devices_is_an_error_and_changes_nothing(world: &World) {
         let text = outcome.unwrap_err().to_string();
         assert!(text.contains("sim:0") && text.contains("hint:"), "{text}");
     }
-    // A store in host memory says where the tensor is.
+    // The error of a store in host memory names the tensor's device.
     let local = ringpull::create("local");
     if let Ok(local) = local {
         local.init("w", &Tensor::zeros(DType::F32, &[2])).unwrap();

@@ -1,4 +1,4 @@
-//! Wrong arguments: one clear error on the caller, and nothing changed.
+//! Wrong arguments give one clear error on the caller, and change nothing.
 
 use std::slice::from_ref;
 
@@ -28,7 +28,7 @@ pub(crate) const INTEGERS: &[Promise] = promises![
     a_value_that_is_not_finite_is_an_error_that_names_key_and_rank,
 ];
 
-/// The error's text, which must hold every one of `parts` and a way out.
+/// Returns the error. Checks that its text has all of `parts` and a hint.
 fn complaint<T>(outcome: Result<T>, parts: &[&str]) -> Error {
     let error = outcome.err().expect("a wrong argument is an error");
     let text = error.to_string();
@@ -116,7 +116,7 @@ fn compression_with_parameters_that_cannot_be_used_is_an_error(world: &World) {
     if world.store.kind() == Kind::DistAsync {
         return;
     }
-    // Nothing was changed: no sum of codes is this one.
+    // Nothing was changed: a sum of codes would have another value.
     world.vector("not compressed", 1);
     world.push("not compressed", &[0.375]);
     assert_eq!(world.pull_f32("not compressed", 1), [0.375 * world.workers() as f32]);

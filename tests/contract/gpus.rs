@@ -1,5 +1,5 @@
-//! The same promises over the CUDA code, on GPUs that compute without one: [`FakeGpus`]. Results that are the
-//! same over simulated devices must have the same bits, and the double must find nothing wrong.
+//! Runs the promises over the CUDA code, with the fake driver ([`FakeGpus`]), which computes without a GPU.
+//! Results must have the bits of simulated devices, and the fake driver must find nothing wrong.
 
 use ringpull_processes::FakeGpus;
 
@@ -7,7 +7,7 @@ use crate::job::Job;
 
 /// Sums between ranks by way of the host, and by NCCL.
 const STAGED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "ring")];
-/// Each of them in turn, as the first sums of a size go.
+/// Each route in turn, as with the first sums of a size.
 const AUTO: &[(&str, &str)] = &[];
 const JOINED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "nccl")];
 

@@ -1,4 +1,5 @@
-//! Jobs: real processes of this test's own binary, killed at a deadline, with the output of each by itself.
+//! Jobs of real processes of this test's own binary. They are killed at a deadline, and the output of each is
+//! kept separately.
 
 use std::ffi::OsStr;
 use std::panic::AssertUnwindSafe;
@@ -15,7 +16,7 @@ use crate::world::{Promise, World};
 
 /// The variable with the description of a process of a job: kind, group of promises, folder.
 const CHILD: &str = "RINGPULL_CONTRACT_CHILD";
-/// The variable that says how many GPUs each worker has of its own.
+/// The variable with the number of each worker's own GPUs.
 const OWN_GPUS: &str = "RINGPULL_CONTRACT_GPUS";
 /// The time limit of a job. It takes a second or two on an idle machine.
 const DEADLINE: Duration = LIMIT;
@@ -39,17 +40,17 @@ impl Job {
         self.run_with(&[])
     }
 
-    /// The same with helpers that take part in every sum.
+    /// Runs the job with helpers that take part in every sum.
     pub(crate) fn run_with_helpers(&self, helpers: usize) -> Option<String> {
         self.run_by_model(&[], helpers)
     }
 
-    /// The same on links at which the ranks send and receive at these rates, and which every plan goes by.
+    /// Runs the job with plans for links of these rates, at which the ranks send and receive.
     pub(crate) fn run_on_links(&self, rates: &[(f64, f64)]) -> Option<String> {
         self.run_by_model(rates, 0)
     }
 
-    /// By a cluster file with which only bytes count.
+    /// Runs the job with a cluster file in which only bytes have a cost.
     fn run_by_model(&self, rates: &[(f64, f64)], helpers: usize) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cluster.toml");
@@ -62,7 +63,7 @@ impl Job {
         ])
     }
 
-    /// As [`run`](Self::run), on GPUs of the double, which must find nothing wrong.
+    /// Runs the job as [`run`](Self::run) does, on GPUs of the fake driver, which must find nothing wrong.
     pub(crate) fn run_on(&self, gpus: &FakeGpus, env: &[(&str, &str)]) -> Option<String> {
         let envs = gpus.envs();
         let mut all: Vec<(&str, &OsStr)> =
@@ -149,7 +150,7 @@ impl Job {
         }
     }
 
-    /// Adds what makes this binary one process of the job.
+    /// Adds the arguments and variables that make this binary one process of the job.
     fn this_binary(&self, mut command: Command, folder: &Path) -> Command {
         let check_nan = if self.group == "integers" { "1" } else { "0" };
         let (kind, devices) = self.kind_and_devices();
@@ -172,7 +173,7 @@ impl Job {
         ]
     }
 
-    /// So many processes of each role of a job with servers.
+    /// Starts the given numbers of processes of each role of a job with servers.
     fn start_nodes(
         &self,
         processes: &mut Processes,
@@ -201,7 +202,7 @@ fn named(count: usize) -> String {
     }
 }
 
-/// The store of a process, on GPUs of its own if it is to have some.
+/// Creates the store of a process, on its own GPUs if it has some.
 fn create_store(kind: &str) -> ringpull_base::Result<KvStore> {
     let Some(count) = config::text(OWN_GPUS).and_then(|count| count.parse::<usize>().ok()) else { return create(kind) };
     let number = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "DMLC_WORKER_ID"].into_iter().find_map(config::text);

@@ -1,9 +1,9 @@
 //! The meaning of `KvStore`: each promise once, run for every kind.
 //!
-//! A promise is a function of a [`world::World`] that every worker of a job runs. It knows its rank and the
-//! number of workers, and no more: sums have closed forms, inputs are small integers, so `==` is right. The
-//! values that a worker pulls go into a hash that must be the same on all workers. The promises of one job
-//! share one store; each uses keys of its own.
+//! A promise is a function of a [`world::World`] that every worker of a job runs. It only knows its rank and
+//! the number of workers. Sums have closed forms and inputs are small integers, so `==` is right. The values
+//! that a worker pulls go into a hash that must be the same on all workers. The promises of one job share one
+//! store; each uses keys of its own.
 
 mod compressed;
 mod devices;
@@ -67,7 +67,7 @@ fn local_keeps_every_promise() {
 /// The groups of promises that `dist_sync_mpi` keeps.
 const BY_ALLREDUCE: [&str; 4] = ["strings", "integers", "compressed", "sharded"];
 
-/// Rates at which ranks send and receive, no two alike.
+/// Rates at which ranks send and receive. No two ranks have equal rates.
 const LINKS: [(f64, f64); 5] = [(1e-3, 2e-3), (2e-3, 2e-3), (3e-3, 1e-3), (2e-3, 4e-3), (2e-3, 2e-3)];
 
 #[test]

@@ -92,7 +92,7 @@ fn a_key_has_a_rate_and_a_decay_of_its_own(world: &World) {
     optimizer.lr_mult = [("slow".into(), 0.25), ("of no key".into(), 7.0)].into();
     optimizer.wd_mult = [("bias".into(), 0.0)].into();
     world.set_optimizer(&optimizer).unwrap();
-    // Keys with an optimizer of their own between those without.
+    // Keys with factors of their own are between keys without.
     for key in ["slow", "common", "bias"] {
         world.push(key, &[world.mine() as f32; 2]);
     }
@@ -120,7 +120,7 @@ fn a_key_has_a_rate_and_a_decay_of_its_own(world: &World) {
     assert!(error.contains("wd_mult") && error.contains("\"bias\"") && error.contains("hint:"), "{error}");
 }
 
-/// Momentum that begins in mid-training, for one, has no state yet.
+/// For example, momentum that is switched on during training has no state yet.
 fn a_rule_with_other_slots_starts_from_zero(world: &World) {
     world.vector("other slots", 1);
     let mut expected = 0.0;
@@ -194,7 +194,7 @@ fn an_optimizer_on_integers_is_an_error_that_changes_nothing(world: &World) {
     assert_eq!(world.pull::<i32>("integers", &[2]), [3; 2]);
 }
 
-/// The step that a push of 1 by rank 0, 2 by rank 1, ... makes now.
+/// Returns the step of a push of 1 by rank 0, 2 by rank 1, ...
 fn step(world: &World, key: &str) -> f32 {
     let before = world.pull_f32(key, 1)[0];
     world.push(key, &[world.mine() as f32]);

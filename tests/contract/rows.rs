@@ -14,7 +14,7 @@ pub(crate) const SYNC: &[Promise] = promises![
     rows_of_any_density_are_added_in_the_order_of_the_ranks,
 ];
 
-/// Rows of `width` elements, each row holding its factor.
+/// Returns a row-sparse value. All elements of a row are the row's factor.
 pub(crate) fn sparse(shape: [usize; 2], rows: &[(i64, f64)]) -> RowSparse {
     let ids: Vec<i64> = rows.iter().map(|(id, _)| *id).collect();
     let values: Vec<f32> = rows.iter().flat_map(|(_, value)| vec![*value as f32; shape[1]]).collect();
@@ -82,7 +82,8 @@ fn a_key_that_is_row_sparse_takes_every_gradient(world: &World) {
     assert_eq!(world.pull::<f32>("table", &[40, 2]), [total; 80]);
 }
 
-/// Few rows are gathered, those that all have go to their owners, nearly all are summed as a dense tensor.
+/// A few rows are gathered, rows that all ranks have go to their owners, and nearly all rows are summed as a
+/// dense tensor.
 fn rows_of_any_density_are_added_in_the_order_of_the_ranks(world: &World) {
     const ROWS: usize = 3000;
     const WIDTH: usize = 32;

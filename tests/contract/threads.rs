@@ -1,5 +1,5 @@
-//! Jobs of `dist_sync_mpi` whose ranks are threads of this process: every promise without MPI, for more
-//! numbers of workers and more plans than real jobs have time for.
+//! Jobs of `dist_sync_mpi` with threads of this process as ranks. They run every promise without MPI, for
+//! more numbers of workers and more plans than there is time for with real jobs.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -17,9 +17,10 @@ use crate::world::{Promise, World};
 pub(crate) struct Threads<'a> {
     pub(crate) workers: usize,
     pub(crate) helpers: usize,
-    /// The number of workers on each host, which share memory; 0 for one, with no memory to share.
+    /// The number of workers on each host, which share memory. 0 means one worker per host, without shared
+    /// memory.
     pub(crate) on_host: usize,
-    /// The rates at which each rank sends and receives, which every plan goes by.
+    /// The rates at which each rank sends and receives, for the plans.
     pub(crate) links: &'a [(f64, f64)],
 }
 
@@ -35,12 +36,13 @@ impl Threads<'_> {
             ClusterSource::File(file)
         };
         let config = Config { cluster, check_nan: group == "integers", ..Config::default() };
-        // They are kept until all have ended: rank 0's tells the helpers that nobody needs them any more.
+        // The engines are kept until all workers have ended, because rank 0's engine tells the helpers when
+        // nobody needs them any more.
         let hosts: Vec<usize> = (0..self.workers + self.helpers).map(|rank| rank / self.on_host.max(1)).collect();
         let engines = Engine::in_process_on(&hosts, self.helpers, &config).unwrap();
         let (workers, helpers) = engines.split_at(self.workers);
         let work = |engine: &Arc<Engine>| {
-            // A rank that breaks a promise leaves, so its peers have an error and no thread is left.
+            // A rank that breaks a promise leaves the job, so its peers get an error and no thread is left.
             let _leave = Leave(engine);
             let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), &config);
             let world = World::new(store, folder.path().to_owned(), group == "sharded");
@@ -72,7 +74,7 @@ impl Drop for Leave<'_> {
     }
 }
 
-/// A cluster file with which only bytes count.
+/// Returns a cluster file in which only bytes have a cost.
 pub(crate) fn cluster_file(rates: &[(f64, f64)]) -> String {
     let mut file = String::from(
         "[network]\nlink_mbit = 1.0\nlatency_us = 0.0\nmessage_us = 1e-9\nadding_mb = 1e9\nfan_factor = 1.0\n",

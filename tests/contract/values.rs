@@ -203,7 +203,8 @@ fn push_pull_leaves_the_value_and_fills_the_outputs(world: &World) {
 }
 
 fn values_are_weighted_by_their_workers_share(world: &World) {
-    // Worker 0 has half of what the others have, worker 1 that half too: the mean weight is 1.
+    // Worker 0 has half of the others' share, and worker 1 gets the other half in addition, so the mean
+    // weight is 1.
     let weights: Vec<f64> = (0..world.workers())
         .map(|worker| match (worker, world.workers()) {
             (0, 2..) => 0.5,
@@ -293,7 +294,7 @@ fn every_dtype_sums(world: &World) {
 
 fn every_length_sums(world: &World) {
     let workers = world.workers();
-    // The last has several segments and shards, and divides by nothing.
+    // The last length gives several segments and shards, and is no multiple of anything.
     let lengths = [0, 1, workers - 1, workers, workers + 1, 2 * workers + 1, 1001, (3 << 20) / 4 + 1];
     for (number, len) in lengths.into_iter().enumerate() {
         let key = format!("length {number}");
@@ -333,7 +334,7 @@ fn nan_and_inf_pass_through(world: &World) {
     world.push("not finite", &special);
     let out = Tensor::zeros(DType::F32, &[3]);
     world.store.pull("not finite", std::slice::from_ref(&out), 0).unwrap();
-    // Not hashed: the bits of a NaN depend on the processor.
+    // The values are not hashed, because the bits of a NaN depend on the processor.
     let values = out.to_vec::<f32>().unwrap();
     assert!(values[0].is_nan() && values[1] == f32::INFINITY && values[2] == world.workers() as f32, "{values:?}");
 }

@@ -69,7 +69,7 @@ impl World {
         self.store.push(key, &[Tensor::from_slice(&[values.len()], values)], 0).unwrap();
     }
 
-    /// The key's value, which all workers must see alike.
+    /// Pulls the key's value, which all workers must see alike.
     pub(crate) fn pull<T: Element>(&self, key: &str, shape: &[usize]) -> Vec<T> {
         let out = Tensor::full(T::DTYPE, shape, 77.0);
         self.store.pull(key, std::slice::from_ref(&out), 0).unwrap();
@@ -80,7 +80,7 @@ impl World {
         self.pull::<f32>(key, &[len])
     }
 
-    /// Takes a tensor into the hash.
+    /// Adds a tensor to the hash.
     pub(crate) fn see<T: Element>(&self, tensor: &Tensor) -> Vec<T> {
         let guard = tensor.read().unwrap();
         self.seen.borrow_mut().update(guard.bytes());
@@ -91,7 +91,7 @@ impl World {
         self.seen.borrow().digest()
     }
 
-    /// Tells the other workers, by no call of the store, that this one has come to `event`.
+    /// Tells the other workers, without a call of the store, that this worker has come to `event`.
     pub(crate) fn announce(&self, event: &str) {
         std::fs::write(self.folder.join(format!("{event}-{}", self.rank())), "").unwrap();
     }

@@ -1,5 +1,4 @@
-//! A job of the tests: how it is started, on this host or on those of the lab, and what its ranks have
-//! written is checked.
+//! Starts a job of the tests, on this host or on those of the lab, and checks the output of its ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
@@ -79,13 +78,13 @@ impl Hosts {
     }
 }
 
-/// The output of a job of so many ranks that ended by itself.
+/// The output of a job that ended by itself.
 pub(crate) struct EndedJob {
     pub(crate) processes: Processes,
     pub(crate) ranks: usize,
 }
 
-/// Runs the job to its end; nothing of it may be left then.
+/// Runs the job to its end. Checks that no process of it is left.
 pub(crate) fn run(folder: &Path, hosts: Hosts, ranks: usize, plan: &str, env: &[(&str, &str)]) -> EndedJob {
     let mut processes = Processes::new();
     let mut command = hosts.mpirun(folder, ranks, &processes);
@@ -133,8 +132,8 @@ impl EndedJob {
         lines.map(|(_, rest)| rest.split_whitespace().map(str::to_owned).collect()).collect()
     }
 
-    /// Returns true if of ranks that are left some have created their store with all others, and some without
-    /// a lost one.
+    /// Returns true if some surviving ranks have created their store with all ranks, and some without a lost
+    /// rank.
     pub(crate) fn began_apart(&self) -> bool {
         let left = (0..self.ranks).filter(|rank| self.lines(*rank, "lost").is_empty());
         let began = left.flat_map(|rank| self.lines(rank, "began"));
@@ -149,9 +148,9 @@ impl EndedJob {
         (0..self.ranks).filter(|rank| !lost.contains(rank)).collect()
     }
 
-    /// Checks every sum, and how the ranks that are left have ended, when `lost` were lost in `steps` steps,
-    /// in this order or at once. For each of them the milliseconds from its loss to the first sum without it
-    /// on all that are left.
+    /// Checks every sum and the end of the surviving ranks, if `lost` were lost during `steps` steps, in this
+    /// order or at once. Returns for each loss the milliseconds until all survivors had their first sum
+    /// without the lost rank.
     pub(crate) fn check(&self, lost: &[usize], steps: usize) -> Vec<f64> {
         let survivors = self.survivors(lost);
         let first_without = self.check_sums(lost);
@@ -169,14 +168,14 @@ impl EndedJob {
         lost.iter().filter_map(time).collect()
     }
 
-    /// Checks that every sum has the contributions of all ranks that were there, the same on all ranks. The
-    /// last sum that a lost rank has completed may be gone with it, if others were lost at the same time:
-    /// then the survivors have made it again, and only theirs is compared. For each rank when all that are
-    /// left had their first sum of `long` without it.
+    /// Checks that every sum has the contributions of all present ranks, and is the same on all ranks. The
+    /// last sum that a lost rank has completed may be lost with it, if others were lost at the same time. The
+    /// survivors have then repeated it, and only their sum is compared. Returns for each lost rank the time
+    /// at which all survivors had their first sum of `long` without it.
     pub(crate) fn check_sums(&self, lost: &[usize]) -> Vec<f64> {
         let survivors = self.survivors(lost);
         let all_left: u32 = survivors.iter().map(|rank| 1 << rank).sum();
-        // Of each step and key, whose contributions its sum has.
+        // For each step and key, the ranks whose contributions are in the sum.
         let mut masks: BTreeMap<(usize, String), BTreeSet<u32>> = BTreeMap::new();
         let mut first_without = vec![0f64; self.ranks];
         for rank in 0..self.ranks {
@@ -209,7 +208,7 @@ impl EndedJob {
         first_without
     }
 
-    /// Ranks whose links were cut have ended, each with one error that says so.
+    /// Checks that ranks with a cut link have ended, each with one error that names this reason.
     pub(crate) fn check_cut_off(&self, ranks: &[usize]) {
         for rank in ranks {
             let failed = self.lines(*rank, "failed");
@@ -219,16 +218,16 @@ impl EndedJob {
         }
     }
 
-    /// The end of ranks that have come through: one value of what an optimizer has made of all sums, each of
-    /// them of all that were there before a loss or after it; and each was told of every loss, but of those
-    /// while it created its store.
+    /// Checks the end of survivors. All have one value of the optimizer, from sums with the contributions of
+    /// all ranks that were present before or after a loss. Each was told of every loss, except losses while
+    /// it created its store.
     fn check_ends(&self, survivors: &[usize], lost: &[usize], steps: usize) {
         let mut values = BTreeSet::new();
         for rank in survivors {
             let ended = self.lines(*rank, "ended");
             let [ended] = &ended[..] else { self.complain(&format!("rank {rank} ended {} times", ended.len())) };
             values.insert(ended[2].clone());
-            // What it was told, from the numbers at the start on.
+            // The reports of losses, converted to the ranks' numbers at the start.
             let began = self.lines(*rank, "began");
             let had: usize = began[0][1].parse().unwrap();
             let mut numbers = self.survivors(&lost[..self.ranks - had]);
@@ -269,7 +268,7 @@ impl EndedJob {
 
 /// Returns the weights that the optimizer may have, whenever the ranks were lost, and in any order.
 fn possible_weights(ranks: usize, lost: &[usize], steps: usize) -> Vec<f64> {
-    // The weights and their momentum after some steps, with who is there.
+    // The weights and their momentum after some steps, with the present ranks.
     let mut all = vec![(0.0, 0.0, (1u32 << ranks) - 1)];
     for step in 0..steps {
         for gone in lost {

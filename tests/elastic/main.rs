@@ -1,9 +1,9 @@
-//! Jobs that go on without ranks that are lost, under the `mpirun` of an Open MPI with fault tolerance: which
-//! contributions every sum has, on every rank that is left. Skipped where there is none: `scripts/setup
+//! Jobs that go on without ranks that are lost, under the `mpirun` of an Open MPI with fault tolerance:
+//! checks the contributions in every sum on every surviving rank. Skipped where there is none: `scripts/setup
 //! --openmpi5` fetches it.
 //!
-//! `rank`: what a rank does; `job`: how a job is started and checked; `uses`: what else a job has ranks for;
-//! `trials`: many losses, and how long they take.
+//! `rank`: the program of a rank; `job`: starting and checking a job; `uses`: other uses of ranks; `trials`:
+//! many losses, and the times that they take.
 
 mod job;
 mod rank;
@@ -53,7 +53,7 @@ fn all_but_two_ranks_may_die_one_after_the_other() {
 fn a_rank_may_die_while_steps_are_frozen() {
     case(3, "kill=1@25", &[1], 40, &[]);
     case(3, "kill=1@25+100", &[1], 40, BY_MESSAGES);
-    // Replicas are compared before and after, those of the second store's weights too.
+    // Replicas are compared before and after the loss, also those of the second store's weights.
     case(3, "kill=1@25+100", &[1], 40, &[("RINGPULL_CHECK_REPLICAS", "1")]);
 }
 

@@ -1,5 +1,5 @@
-//! The program of a rank of a job. In step `s` each rank adds to every element `2^own + 1024 s`, `own` being
-//! its number at the start. So a sum tells whose contributions it has.
+//! The program of a rank of a job. In step `s` each rank adds `2^own + 1024 s` to every element, where `own`
+//! is its number at the start. So a sum shows the ranks whose contributions it has.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -16,9 +16,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::uses;
 
-/// The variable with what a rank does, and when it is lost: `steps=40;kill=2@7+300,0@12;cut=1@20` kills rank
-/// 2 in step 7, 300 us after its beginning, and rank 0 in step 12 before it, and cuts the link of rank 1's
-/// emulated host. With `stops=0` a rank that is killed has stopped rank 0 before, for [`STOPPED`].
+/// The variable with the work of the ranks and the times of their losses:
+/// `steps=40;kill=2@7+300,0@12;cut=1@20` kills rank 2 in step 7, 300 us after its beginning, and rank 0 in
+/// step 12 before it, and cuts the link of rank 1's emulated host. With `stops=0` a rank that will be killed
+/// first stops rank 0 for [`STOPPED`].
 pub(crate) const CHILD: &str = "RINGPULL_ELASTIC_CHILD";
 pub(crate) const STEP: f64 = 1024.0;
 const STOPPED: &str = "0.3";
@@ -41,12 +42,13 @@ impl Plan {
         self.0.get(name).map_or(default, |word| word.parse().unwrap())
     }
 
-    /// Returns true if rank `own` meets that in this step.
+    /// Returns true if the fault `name` hits rank `own` in this step.
     fn is(&self, name: &str, own: usize, step: usize) -> bool {
         self.0.get(name).is_some_and(|when| *when == format!("{own}@{step}"))
     }
 
-    /// Returns the time of that fault for rank `own`: the step, and the microseconds after its beginning.
+    /// Returns the time of the fault `name` for rank `own`: the step, and the microseconds after its
+    /// beginning.
     pub(crate) fn when(&self, name: &str, own: usize) -> Option<(String, Option<u64>)> {
         let all = self.0.get(name)?.split(',').filter_map(|word| word.split_once('@'));
         let (_, when) = all.into_iter().find(|(who, _)| *who == own.to_string())?;
@@ -54,8 +56,8 @@ impl Plan {
         Some((step.to_owned(), after.map(|after| after.parse().unwrap())))
     }
 
-    /// Loses rank `own`, if it is to be lost in this step. One that is to be lost a moment later makes one
-    /// more step at most.
+    /// Loses rank `own`, if it is to be lost in this step. A rank that is to be lost a moment later makes at
+    /// most one more step.
     pub(crate) fn lose(&self, own: usize, step: &str) {
         let mut pending = PENDING.lock().unwrap();
         match pending.take() {
@@ -76,7 +78,7 @@ impl Plan {
     }
 }
 
-/// The loss that comes a moment later, and whether a step has begun since.
+/// The loss that comes a moment later, and true if a step has begun since.
 static PENDING: Mutex<Option<(JoinHandle<()>, bool)>> = Mutex::new(None);
 
 fn now_s() -> f64 {
@@ -129,7 +131,7 @@ fn mask(sum: f64, step: usize) -> Option<u32> {
     })
 }
 
-/// All elements of a tensor, which have to be one.
+/// Returns the value of all elements of a tensor, which must be equal.
 pub(crate) fn element(tensor: &Tensor) -> Result<f64> {
     let all = tensor.to_vec::<f32>()?;
     let odd = all.iter().find(|element| **element != all[0]);
@@ -140,7 +142,7 @@ pub(crate) fn give(tensor: &Tensor, value: f64) {
     tensor.write().as_mut_slice::<f32>().fill(value as f32);
 }
 
-/// Says whose contributions the sum of a step has.
+/// Prints the ranks whose contributions the sum of a step has.
 pub(crate) fn say_sum(key: &str, step: usize, sum: f64) -> Result<()> {
     let mask = mask(sum, step).ok_or_else(|| Error::bug(format!("step {step}, {key}: {sum}")))?;
     println!("sum {step} {key} {mask} {:.6}", now_s());
@@ -161,7 +163,7 @@ fn one_process_of_a_job() {
 fn steps(plan: &Plan) -> Result<()> {
     let (steps, len) = (plan.number("steps", 30), plan.number("len", 300_000));
     let store = ringpull::create("dist_sync_mpi")?;
-    // It may have another rank, and fewer others, if some were lost while it was made.
+    // The store may have another rank, and fewer ranks, if some were lost while it was made.
     let own = config::launcher_rank().expect("a launcher has started it");
     println!("began {} {}", store.rank(), store.num_workers());
     let told = Arc::new(AtomicU64::new(0));

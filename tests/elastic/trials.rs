@@ -1,11 +1,10 @@
-//! Many losses at random moments, and how long it takes from each to the next correct sum on all that are
-//! left.
+//! Many losses at random times, and the time from each loss to the next correct sum on all survivors.
 
 use ringpull_base::config;
 
 use crate::job::{Hosts, hosts_from_env, mend_links, open_mpi, run};
 
-/// A linear congruence: random enough, and the same again for the same seed.
+/// A linear congruential generator. It is random enough, and gives equal numbers for equal seeds.
 struct RandomTrials(u64);
 
 impl RandomTrials {
@@ -16,7 +15,8 @@ impl RandomTrials {
 }
 
 const RANKS: usize = 8;
-/// So many that no loss comes after the last: the latest is 60 ms after step 38 begins.
+/// The number of steps, great enough that no loss comes after the last one. The latest loss is 60 ms after
+/// the beginning of step 38.
 const STEPS: usize = 90;
 
 /// A job with losses.
@@ -26,7 +26,7 @@ struct Trial {
     lost: Vec<usize>,
     /// The number of ranks that share a host of the lab.
     share: usize,
-    /// `RINGPULL_SILENCE`, after which a rank is lost whose link is cut.
+    /// `RINGPULL_SILENCE`, after which a rank with a cut link is lost.
     silence_s: Option<u64>,
 }
 
@@ -72,8 +72,8 @@ fn cut(random: &mut RandomTrials, _: u64) -> Trial {
 
 /// Milliseconds are counted from the loss, or from `RINGPULL_SILENCE` after a cut.
 ///
-/// `RINGPULL_ELASTIC_TRIALS` jobs, on this host, or on so many emulated ones as `RINGPULL_ELASTIC_HOSTS` says
-/// (`ringpull lab up`, with one host more for `mpirun`). `RINGPULL_ELASTIC_LOSS` is `one`, `two`, `down` or
+/// Runs `RINGPULL_ELASTIC_TRIALS` jobs, on this host, or on `RINGPULL_ELASTIC_HOSTS` emulated hosts
+/// (`ringpull lab up`, with one more host for `mpirun`). `RINGPULL_ELASTIC_LOSS` is `one`, `two`, `down` or
 /// `cut`. `RINGPULL_ELASTIC_FIRST` is the number of the first trial, to do them in pieces.
 #[test]
 #[ignore = "a measurement: benches/README.md has the command"]

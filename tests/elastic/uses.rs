@@ -1,5 +1,5 @@
-//! Other uses of a job's ranks when one is lost: row-sparse keys, updaters, communicators and process sets,
-//! sharded optimizers, metrics; and the uses that such a job refuses.
+//! Other uses of a job's ranks when a rank is lost: row-sparse keys, updaters, communicators and process
+//! sets, sharded optimizers and metrics. Also the uses that such a job refuses.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -47,7 +47,7 @@ fn rows(plan: &Plan) -> Result<()> {
     store.init("rows", &Tensor::zeros(DType::F32, &[9, 3]))?;
     for step in 0..plan.number("steps", 12) {
         plan.lose(own, &step.to_string());
-        // One row is everybody's, and one each rank's own.
+        // All ranks have one row in common, and each has one row of its own.
         let given = Tensor::zeros(DType::F32, &[2, 3]);
         give(&given, value(own, step));
         store.push_rows("rows", &[RowSparse::new(&[9, 3], &[0, 1 + own as i64], given)?], 0)?;
@@ -56,8 +56,7 @@ fn rows(plan: &Plan) -> Result<()> {
     end(&store)
 }
 
-/// Each gradient is three quarters of the threshold, so a residual that is lost or added twice gives another
-/// sum.
+/// Each gradient is three quarters of the threshold, so the sum differs if a residual is lost or added twice.
 fn compressed(plan: &Plan) -> Result<()> {
     let store = ringpull::create("dist_sync_mpi")?;
     let (own, size) = (store.rank(), store.num_workers());
@@ -124,7 +123,7 @@ fn sharded(plan: &Plan) -> Result<()> {
     end(&store)
 }
 
-/// A rank is killed before it has called its part of a step, so that no rank has done that.
+/// A rank is killed before it has called its part of a step, so that no rank has completed the step.
 fn communicator(plan: &Plan) -> Result<()> {
     let all = ringpull::communicator()?;
     let own = all.rank();
@@ -139,7 +138,7 @@ fn communicator(plan: &Plan) -> Result<()> {
     }
     let fault = sum_of(&all, own, 1).expect_err("a rank that is killed gives nothing");
     println!("fault {}", fault.to_string().replace('\n', " "));
-    // Every rank comes here, and those of the set need not have lost one of theirs.
+    // Every rank comes here, and the ranks of the set need not have lost a member.
     let left = ringpull::communicator()?;
     for old in std::iter::once(&all).chain(&pair) {
         let fault = sum_of(old, own, 1).expect_err("its ranks are those before the loss");
@@ -164,14 +163,14 @@ fn refused() -> Result<()> {
     end(&store)
 }
 
-/// Every second rank does not go on without lost ones.
+/// Only every second rank is set to go on without lost ranks.
 fn unequal() -> Result<()> {
     let is_odd = config::launcher_rank().is_some_and(|rank| rank % 2 == 1);
     let store = ringpull::create_with("dist_sync_mpi", &Config { elastic: is_odd, ..Config::from_env()? })?;
     end(&store)
 }
 
-/// Rank 0, the first or the one after it, says what its metrics are.
+/// The current rank 0, the first or its successor, prints its metrics.
 fn metrics(plan: &Plan) -> Result<()> {
     let store = ringpull::create("dist_sync_mpi")?;
     let address = config::metrics()?.expect("the test sets it");
@@ -194,7 +193,8 @@ fn metrics(plan: &Plan) -> Result<()> {
     end(&store)
 }
 
-/// The job, and that of these ranks each wrote one line that begins with `first` and contains `words`.
+/// Runs the job. Checks that each of the expected ranks wrote one line that begins with `first` and contains
+/// `words`.
 fn ended_with(ranks: usize, plan: &str, env: &[(&str, &str)], expected: &[(usize, &str, &str)]) -> Option<EndedJob> {
     let ended = run(&open_mpi()?, Hosts::Here, ranks, plan, env);
     for (rank, first, words) in expected {
@@ -267,7 +267,7 @@ fn what_cannot_go_on_after_a_loss_is_refused_before_one() {
 #[test]
 fn ranks_that_are_to_go_on_and_ranks_that_are_not_are_an_error_on_every_rank() {
     let Some(ended) = ended_with(3, "kind=unequal", &[], &[]) else { return };
-    // The first that ends may end the others.
+    // The first rank that ends may end the others.
     let failed: Vec<String> =
         (0..3).flat_map(|rank| ended.lines(rank, "failed")).map(|words| words.join(" ")).collect();
     let is_right = |failed: &String| failed.contains("are to go on without lost ranks");

@@ -155,7 +155,7 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
 /// The collectives of a communicator that every rank takes part in.
 pub(crate) const COLLECTIVES: [&str; 5] = ["allreduce", "reduce_scatter", "allgather", "alltoall", "broadcast"];
 
-/// Calls one by the name `big`, with `len` elements for each rank, and waits for it.
+/// Calls a collective with the name `big` and `len` elements for each rank, and waits for it.
 fn collective(comm: &Communicator, which: &str, len: usize) -> Result<()> {
     let options = CallOptions { name: Some("big".into()), ..CallOptions::default() };
     let (one, all) = (full(len), full(len * comm.size()));
@@ -169,7 +169,7 @@ fn collective(comm: &Communicator, which: &str, len: usize) -> Result<()> {
     }
 }
 
-/// Rank 1 calls each collective with another dtype: that call is an error on every rank, and the next is
+/// Rank 1 calls each collective with another dtype. This call is an error on every rank, and the next call is
 /// none.
 fn collectives_differ() -> Result<()> {
     let comm = communicator()?;
@@ -212,8 +212,7 @@ fn late(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Every rank waits for a key of its own, each having called only that, at once or when their steps are
-/// frozen.
+/// Every rank waits for a different key and has called only this key, at once or when their steps are frozen.
 fn deadlock(store: &KvStore, case: &str) -> Result<()> {
     let keys: Vec<String> = (0..store.num_workers()).map(|rank| format!("of rank {rank}")).collect();
     keys.iter().try_for_each(|key| store.init(key.as_str(), &full(1000)))?;
@@ -224,8 +223,8 @@ fn deadlock(store: &KvStore, case: &str) -> Result<()> {
     until_told(store)
 }
 
-/// Each rank has called what the other has not, and waits for nothing: one sleeps, the other computes. Then
-/// each calls the rest.
+/// Each rank has called operations that the other has not, and waits for nothing: one sleeps, the other
+/// computes. Then each calls the rest.
 fn crossing(store: &KvStore) -> Result<()> {
     let keys = ["a", "b"];
     keys.iter().try_for_each(|key| store.init(*key, &full(1000)))?;
@@ -276,7 +275,7 @@ fn limit_files() {
     setrlimit(Resource::Fsize, limit).unwrap();
 }
 
-/// Sums of what is longer than files may be are right, and what cannot be saved is an error.
+/// Sums that are longer than the limit of files are right, and states that cannot be saved are an error.
 fn short_files(store: &KvStore) -> Result<()> {
     let len = 1 << 20;
     store.init("big", &full(len))?;
@@ -296,7 +295,7 @@ fn short_files(store: &KvStore) -> Result<()> {
     store.barrier()
 }
 
-/// Reads what a push makes of a value.
+/// Pushes a key and reads its value.
 fn push_and_read(store: &KvStore, key: &str, len: usize) -> Result<()> {
     let value = full(len);
     store.push_pull(key, std::slice::from_ref(&value), std::slice::from_ref(&value), 0)?;
@@ -319,7 +318,7 @@ fn sum_of(store: &KvStore, key: &str, value: &Tensor, pushing: usize) -> Result<
     Ok(())
 }
 
-/// Does nothing of its own until the store reports a fault.
+/// Does nothing until the store reports a fault.
 fn until_told(store: &KvStore) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {

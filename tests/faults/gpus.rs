@@ -1,12 +1,12 @@
-//! A call of CUDA or NCCL that fails on one rank, by each route between ranks, on GPUs that compute without
-//! one: an error on every rank, and no rank that waits.
+//! A call of CUDA or NCCL fails on one rank, with each route between ranks, on fake GPUs. Every rank must get
+//! an error, and no rank may wait.
 
 use ringpull_processes::FakeGpus;
 
 use crate::job::Job;
 
 const STAGED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "ring")];
-/// Each of them in turn, as the first sums of a size go.
+/// Each route in turn, as with the first sums of a size.
 const AUTO: &[(&str, &str)] = &[("FAKE_CUDA_LATE_US", "500")];
 const JOINED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "nccl")];
 

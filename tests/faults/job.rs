@@ -1,4 +1,4 @@
-//! Jobs under `mpirun`: what every rank printed, and whether any process is left.
+//! Jobs under `mpirun`, with checks of the output of every rank, and that no process is left.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -103,7 +103,7 @@ impl Job {
             .unwrap();
     }
 
-    /// The job ends, nothing is left of it; whether it succeeded.
+    /// Waits for the end of the job, and checks that no process is left. Returns true if it succeeded.
     fn ends(&mut self) -> bool {
         let processes = &mut self.processes;
         let deadline = Instant::now() + DEADLINE;
@@ -134,20 +134,21 @@ impl Job {
         assert!(self.ends(), "{}", self.processes);
     }
 
-    /// The job succeeds; the lines of `rank` that begin with `words`.
+    /// Checks that the job succeeds. Returns the lines of `rank` that begin with `words`.
     pub(crate) fn succeeds_with(mut self, rank: usize, words: &str) -> Vec<String> {
         assert!(self.ends(), "{}", self.processes);
         self.processes.rank(rank).lines().filter(|line| line.starts_with(words)).map(str::to_owned).collect()
     }
 
-    /// The job fails, and every rank but those named says one error that holds `words`.
+    /// Checks that the job fails, and that every rank except `but` prints one error that has `words`.
     pub(crate) fn fails(self, but: &[usize], words: &[&str]) {
         for error in self.errors(but) {
             words.iter().for_each(|word| assert!(error.contains(word), "{word:?} is missing in: {error}"));
         }
     }
 
-    /// The job fails, and every rank but those named says one error: those, in the order of the ranks.
+    /// Checks that the job fails, and that every rank except `but` prints one error. Returns these errors, in
+    /// the order of the ranks.
     pub(crate) fn errors(mut self, but: &[usize]) -> Vec<String> {
         assert!(!self.ends(), "the job must not succeed:\n{}", self.processes);
         let said = (0..self.ranks).filter(|rank| !but.contains(rank)).map(|rank| {

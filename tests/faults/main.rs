@@ -1,6 +1,5 @@
 //! Faults in a job of `dist_sync_mpi`, under the real `mpirun`: one clear error on every surviving rank, in
-//! time, and no process left. Wrong arguments that one rank alone can notice are promises of the contract
-//! suite.
+//! time, and no process left. Wrong arguments that a single rank can notice are tested in the contract suite.
 
 mod cases;
 mod gpus;
@@ -14,7 +13,7 @@ use rustix::process::Signal;
 
 /// The limit for every other rank to report the loss of a rank.
 const LOSS: Duration = Duration::from_secs(10);
-/// `RINGPULL_TIMEOUT` where a rank lives but does nothing.
+/// `RINGPULL_TIMEOUT` if a rank is alive but does nothing.
 const PATIENCE_S: u64 = 2;
 
 #[test]
@@ -202,7 +201,7 @@ fn strike_job(job: Job, rank: usize, signal: Signal, limit: Duration) {
     let lost = format!("rank {rank} (pid");
     for error in job.errors(&[rank]) {
         let named = error.contains(&lost) && error.contains("is lost");
-        // A rank that was stopped before it called is as well described by that.
+        // If a rank was stopped before it called, an error that names this is right too.
         let named = named || (signal == Signal::STOP && error.contains(&silent));
         assert!(named && error.contains("\"big\""), "rank {rank} or the key is not named in: {error}");
     }

@@ -1,8 +1,8 @@
-//! The kernels, compiled for the host by its C++ compiler and run thread by thread, give the reference's
-//! bits.
+//! Tests that the kernels give the same bits as the reference. The host's C++ compiler compiles the kernels,
+//! and the tests run them thread by thread.
 //!
-//! It shows that their arithmetic and indexing are right without a GPU. `scripts/gpu-check` tests the code
-//! that a GPU's compiler makes of them.
+//! The tests show without a GPU that arithmetic and indexing are right. `scripts/gpu-check` tests the code
+//! that a GPU's compiler generates.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
@@ -22,7 +22,7 @@ const BLOCKS: u32 = 3;
 const THREADS: u32 = 32;
 const LENGTHS: [usize; 5] = [0, 1, 37, 96, 1003];
 
-/// A unit as a library of the host; `None` where there is no compiler for it.
+/// Compiles a unit as a library of the host. Returns `None` if no compiler can build it.
 fn build(unit: usize) -> Option<(Library, tempfile::TempDir)> {
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("kernels.cpp"), folder.path().join("kernels.so"));
@@ -47,10 +47,10 @@ fn build(unit: usize) -> Option<(Library, tempfile::TempDir)> {
     }
 }
 
-/// Calls `$kernel` with the arguments as every thread of a grid.
+/// Calls `$kernel` with the arguments once for every thread of a grid.
 macro_rules! launch {
     ($library:expr, $kernel:expr, $rows:expr, $($type:ty: $value:expr),*) => {{
-        // SAFETY: the types are those of the kernel's definition; its memory outlives the calls.
+        // SAFETY: the types match the kernel's definition, and the memory outlives the calls.
         unsafe {
             let stand = $library.get::<unsafe extern "C" fn(u32, u32, u32, u32, u32)>(b"stand\0").unwrap();
             let kernel = $library.get::<unsafe extern "C" fn($($type),*)>(format!("{}\0", $kernel).as_bytes()).unwrap();
@@ -136,7 +136,7 @@ fn a_bucket_is_packed_whatever_the_alignment() {
     assert!(bucket.bytes()[end..].iter().all(|byte| *byte == 0));
 }
 
-/// Values at the threshold, of no size and of all, among others.
+/// Returns values that include the threshold, zeros, infinity, and very small and very large numbers.
 fn with_edges(len: usize, seed: usize) -> Buffer {
     let mut buffer = pattern(DType::F32, len, seed, |v| v);
     let edges = [0.5, -0.5, 0.0, -0.0, f32::INFINITY, 1e-40, f32::MAX];
@@ -180,7 +180,7 @@ fn decoded_sums_have_the_references_bits() {
     let Some((library, _folder)) = build(2) else { return };
     for codec in [Codec::TwoBit { threshold: 0.3 }, Codec::OneBit { threshold: 0.5 }] {
         for (len, count) in LENGTHS.into_iter().flat_map(|len| [1, 2, 7, 300].map(|count| (len, count))) {
-            // Any codes: those that no worker sends count as none.
+            // Codes are random. A code that no worker sends counts as zero.
             let codes: Vec<Buffer> =
                 (0..count).map(|seed| pattern(DType::U8, codec.code_bytes(len), seed, |v| v * 9.0)).collect();
             let mut sums = Buffer::zeroed(codec.sum_bytes(len, count));

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::fmt::{Display, Formatter, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Becomes the command that follows the folder, with the same process id, so a launcher's signals reach it.
-/// Open MPI, MPICH's Hydra and Slurm give a process its rank, `ringpull launch` its role. It is one line
-/// without a `'`, which every launcher and every shell on the way passes on.
+/// A shell script that becomes the command that follows the folder. The process id stays the same, so a
+/// launcher's signals reach the command. Open MPI, MPICH's Hydra and Slurm give a process its rank, and
+/// `ringpull launch` gives it its role. The script is one line without a `'`, so that every launcher and
+/// every shell passes it on unchanged.
 const REDIRECT: &str = concat!(
     r#"case ${DMLC_ROLE:-rank} in rank) name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}" ;; "#,
     r#"scheduler) name=scheduler ;; server) name="server $DMLC_SERVER_ID" ;; "#,
@@ -17,29 +18,29 @@ const REDIRECT: &str = concat!(
 /// The output of one process. While it runs, the last line of each stream may be unfinished.
 #[derive(Debug, Clone, Default)]
 pub struct Written {
-    /// To stdout.
+    /// What the process wrote to stdout.
     pub out: String,
-    /// To stderr.
+    /// What the process wrote to stderr.
     pub err: String,
 }
 
 impl Written {
-    /// The lines of stdout, then those of stderr.
+    /// Returns the lines of stdout, then the lines of stderr.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.out.lines().chain(self.err.lines())
     }
 
-    /// Returns true if `words` stand in it.
+    /// Returns true if the output contains `words`.
     pub fn contains(&self, words: &str) -> bool {
         self.out.contains(words) || self.err.contains(words)
     }
 
-    /// Counts the places of `words` in it.
+    /// Returns how often the output contains `words`.
     pub fn count(&self, words: &str) -> usize {
         self.out.matches(words).count() + self.err.matches(words).count()
     }
 
-    /// Returns the text after `mark` on the first line that has it.
+    /// Returns the text after `mark` on the first line that contains `mark`.
     pub fn after(&self, mark: &str) -> Option<&str> {
         self.lines().find_map(|line| Some(line.split_once(mark)?.1))
     }
@@ -51,8 +52,8 @@ impl Display for Written {
     }
 }
 
-/// The words for a launcher to start in place of `command`'s, so that each process writes to its files in
-/// `folder`, as the processes call it.
+/// Returns the command that a launcher starts instead of `command`, so that each process writes to its files
+/// in `folder`. `folder` is the path that the processes see.
 pub fn redirected<W: Into<OsString>>(folder: &Path, command: impl IntoIterator<Item = W>) -> Vec<OsString> {
     let shell = ["/bin/sh".into(), "-c".into(), REDIRECT.into(), folder.as_os_str().to_owned()];
     shell.into_iter().chain(command.into_iter().map(Into::into)).collect()
@@ -63,7 +64,7 @@ pub(crate) fn of(folder: &Path, name: &str) -> [PathBuf; 2] {
     ["out", "err"].map(|stream| folder.join(format!("{name}.{stream}")))
 }
 
-/// Reads the output of the process of this name so far. One that never was has written nothing.
+/// Reads the output of the process of this name so far. The output is empty if the process never ran.
 pub fn written(folder: &Path, name: &str) -> Written {
     let [out, err] = of(folder, name).map(|path| match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -73,7 +74,7 @@ pub fn written(folder: &Path, name: &str) -> Written {
     Written { out, err }
 }
 
-/// The names of all processes that have run, sorted.
+/// Returns the names of all processes that have run, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = entries.filter_map(|file| file.strip_suffix(".out").map(str::to_owned)).collect();
@@ -81,7 +82,8 @@ pub fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Everything that was written, with the writer's name before each line: for reading, not for searching.
+/// Returns the output of all processes, with the process's name before each line. It is for people, not for
+/// searches.
 pub fn tagged(folder: &Path) -> String {
     let mut text = String::new();
     for name in names(folder) {

@@ -1,5 +1,5 @@
-//! Machines with GPUs that compute without one: the environment in which a process finds the CUDA driver and
-//! NCCL of `ringpull-fake-cuda` and the real NVRTC.
+//! Gives processes fake GPUs on a machine without a GPU: an environment in which a process finds the CUDA
+//! driver and NCCL of `ringpull-fake-cuda`, and the real NVRTC.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,10 +12,10 @@ use tempfile::NamedTempFile;
 
 use super::own_path;
 
-/// The double, which Cargo builds beside the tests that use this crate.
+/// The fake library, which Cargo builds beside the tests that use this crate.
 const LIBRARY: &str = "libringpull_fake_cuda.so";
 
-/// GPUs for the processes of a test.
+/// Fake GPUs for the processes of a test.
 pub struct FakeGpus {
     folder: PathBuf,
     nvrtc: Option<PathBuf>,
@@ -24,8 +24,9 @@ pub struct FakeGpus {
 }
 
 impl FakeGpus {
-    /// `devices` as `FAKE_CUDA_DEVICES` has them: `4`, or `2x64` for two of 64 MiB. `None` without the real
-    /// NVRTC, which compiles the kernels; that is a failure on CI.
+    /// Creates fake GPUs. `devices` has the format of `FAKE_CUDA_DEVICES`: `4`, or `2x64` for two devices of
+    /// 64 MiB. Returns `None` without the real NVRTC, which compiles the kernels. On CI a missing NVRTC is a
+    /// failure.
     pub fn new(devices: &str) -> Option<Self> {
         let nvrtc = nvrtc_folder();
         if nvrtc.is_none() && !is_loadable("libnvrtc.so") {
@@ -49,21 +50,21 @@ impl FakeGpus {
         Some(FakeGpus { folder: folder.join("all"), nvrtc, log: NamedTempFile::new().unwrap(), more })
     }
 
-    /// Without NCCL.
+    /// Hides NCCL from the processes.
     #[must_use]
     pub fn without_nccl(mut self) -> Self {
         self.folder.set_file_name("driver");
         self
     }
 
-    /// With one more variable: tests/fake-cuda/src/settings.rs lists the double's.
+    /// Adds an environment variable. tests/fake-cuda/src/settings.rs lists the variables of the fake library.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.more.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The environment of a process on this machine.
+    /// Returns the environment variables of a process that uses these GPUs.
     pub fn envs(&self) -> Vec<(String, OsString)> {
         let mut folders = vec![self.folder.clone()];
         folders.extend(self.nvrtc.clone());
@@ -77,7 +78,7 @@ impl FakeGpus {
         envs
     }
 
-    /// Returns the double's findings so far, a line each.
+    /// Returns the errors that the fake library has found so far, one per line.
     pub fn findings(&self) -> String {
         fs::read_to_string(self.log.path()).unwrap_or_default()
     }
@@ -95,9 +96,9 @@ fn is_loadable(name: &str) -> bool {
     std::env::split_paths(&folders).any(|folder| folder.join(name).exists())
 }
 
-/// Makes `to` lead to `library`, whoever else does so now.
+/// Makes `to` a link to `library`, even while other processes do the same.
 fn link(library: &Path, to: &Path) {
-    /// Tests are threads of one process.
+    /// Tests are threads of one process, so the lock orders them.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock();
     fs::create_dir_all(to.parent().unwrap_or(to)).unwrap();

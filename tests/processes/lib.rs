@@ -1,10 +1,10 @@
-//! Processes that a test starts: what each of them writes, by itself; their end by a deadline; and nothing
-//! left of them.
+//! Runs the processes of a test. It keeps each process's output apart, ends the processes by a deadline, and
+//! leaves none running.
 //!
-//! A launcher such as `mpirun` joins what its ranks write, also in the middle of a line, so a test that
-//! searches its output may find two halves of two lines. Here a launcher starts every rank behind a shell
-//! that sends stdout and stderr to two files of that rank's own and then becomes the rank ([`files`]). The
-//! launcher's own output has its files too.
+//! A launcher such as `mpirun` mixes the output of its ranks, even within a line, so a test that searches
+//! this output may find parts of two lines joined. Here a launcher starts a shell for every rank. The shell
+//! redirects stdout and stderr to two files of that rank and then becomes the rank ([`files`]). The
+//! launcher's own output goes to two more files.
 
 mod example;
 pub mod files;
@@ -28,42 +28,43 @@ use tempfile::TempDir;
 
 /// The time limit of a job whose test sets none.
 pub const LIMIT: Duration = Duration::from_secs(600);
-/// The time for which `mpirun` may outlive its ranks. That of Open MPI 4.1 with PMIx 4.2 does so for ever,
-/// once in hundreds of jobs that fail: two of its threads wait for each other in `PMIx_server_finalize`.
+/// The time for which `mpirun` may outlive its ranks. In one of hundreds of failing jobs, `mpirun` of Open
+/// MPI 4.1 with PMIx 4.2 never ends, because two of its threads wait for each other in
+/// `PMIx_server_finalize`.
 const OUTLIVES: Duration = Duration::from_secs(30);
 /// The time in which a killed process must be gone.
 const CLEARING: Duration = Duration::from_secs(3);
-/// The variable, inherited by every process of a job, whose value is the job's folder: how those are found
-/// that outlive their launcher.
+/// The environment variable that holds the job's folder. Every process of the job inherits it, so the
+/// processes that outlive their launcher can be found.
 const MARK: &str = "RINGPULL_PROCESSES_FOLDER";
 
-/// The processes of a job: those that the test starts, and those that a launcher among them starts. Dropping
-/// it kills all that is left. As text it is everything that was written, with the writer's name before each
-/// line.
+/// The processes of a job: the processes that the test starts, and the processes that their launchers start.
+/// Dropping it kills all processes that still run. Its text form is all output, with the process's name
+/// before each line.
 pub struct Processes {
     folder: TempDir,
     started: Vec<(String, Child)>,
 }
 
 impl Processes {
-    /// A job of which nothing runs yet.
+    /// Creates a job without processes.
     pub fn new() -> Self {
         Processes { folder: tempfile::Builder::new().prefix("ringpull-").tempdir().unwrap(), started: Vec::new() }
     }
 
-    /// The job's folder, for files of the test's own.
+    /// Returns the job's folder, in which the test may create files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The words for a launcher to start in place of `command`'s, so that each process writes to files of its
-    /// own.
+    /// Returns the command that a launcher starts instead of `command`, so that each process writes to its
+    /// own files.
     pub fn redirected<W: Into<OsString>>(&self, command: impl IntoIterator<Item = W>) -> Vec<OsString> {
         files::redirected(self.folder.path(), command)
     }
 
-    /// The command that starts `ranks` ranks of `program`, each with files of its own; arguments may be
-    /// added.
+    /// Returns the command that starts `ranks` ranks of `program`, each with its own files. The caller may
+    /// add arguments.
     pub fn mpirun(&self, ranks: usize, program: impl AsRef<Path>) -> Command {
         let launcher = ringpull_base::config::mpirun_program();
         let version = Command::new(&launcher).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
@@ -79,7 +80,7 @@ impl Processes {
     }
 
     /// Starts a node of a job with servers on loopback, whose scheduler listens at `port`; `workers` and
-    /// `servers` are their numbers. Its name: `scheduler`, `server 0`.
+    /// `servers` are the numbers of these nodes. The node's name is `scheduler` or, for example, `server 0`.
     pub fn start_node(
         &mut self,
         command: &mut Command,
@@ -100,7 +101,7 @@ impl Processes {
         name
     }
 
-    /// Starts a process or a launcher under this name, with files of its own.
+    /// Starts a process or a launcher under this name, with its own files.
     pub fn start(&mut self, name: &str, command: &mut Command) {
         let [out, err] = files::of(self.folder.path(), name).map(|path| File::create(path).unwrap());
         command.env(MARK, self.folder.path()).stdin(Stdio::null()).stdout(out).stderr(err);
@@ -108,7 +109,7 @@ impl Processes {
         self.started.push((name.to_owned(), child));
     }
 
-    /// Starts a process or a launcher that must end within [`LIMIT`]; whether it succeeded.
+    /// Starts a process or a launcher that must end within [`LIMIT`]. Returns true if it succeeded.
     pub fn run(&mut self, name: &str, command: &mut Command) -> bool {
         self.start(name, command);
         assert!(self.ends_by(Instant::now() + LIMIT), "{name} did not end in {LIMIT:?}; it was killed:\n{self}");
@@ -120,15 +121,15 @@ impl Processes {
         assert!(self.run(name, command), "{name} failed:\n{self}");
     }
 
-    /// The process that was started under this name.
+    /// Returns the process that was started under this name.
     pub fn child(&mut self, name: &str) -> &mut Child {
         let found = self.started.iter_mut().find(|(other, _)| other == name);
         &mut found.unwrap_or_else(|| panic!("{name} was not started")).1
     }
 
-    /// Returns the output of the process of this name so far: `mpirun` or what else it was started as; one
-    /// that a launcher started is `rank 0`, or `worker 0`, `server 0` or `scheduler` by its role. One that
-    /// never was has written nothing.
+    /// Returns the output so far of the process of this name. The name is the name that the test started the
+    /// process under, such as `mpirun`. A process that a launcher started has a name such as `rank 0`, or a
+    /// name by its role: `worker 0`, `server 0` or `scheduler`. The output is empty if the process never ran.
     pub fn written(&self, name: &str) -> Written {
         files::written(self.folder.path(), name)
     }
@@ -143,12 +144,13 @@ impl Processes {
         self.written(&format!("worker {worker}"))
     }
 
-    /// The names of all processes that have run, sorted.
+    /// Returns the names of all processes that have run, sorted.
     pub fn names(&self) -> Vec<String> {
         files::names(self.folder.path())
     }
 
-    /// Waits until `holds`, which must be within `limit`; if not, `complaint` begins the panic's message.
+    /// Waits until `holds` returns true. Panics with a message that begins with `complaint` if this takes
+    /// longer than `limit`.
     pub fn wait_until(&self, limit: Duration, complaint: &str, holds: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + limit;
         while !holds(self) {
@@ -157,12 +159,12 @@ impl Processes {
         }
     }
 
-    /// Waits until the process of this name has written `words` `times` times. Fails at once if it has ended, or
-    /// the launcher that was to start it.
+    /// Waits until the process of this name has written `words` `times` times. Fails at once if this process,
+    /// or the launcher that should start it, has ended.
     pub fn wait_for(&self, name: &str, words: &str, times: usize, limit: Duration) {
         let complaint = format!("{name} did not write {words:?} {times} times");
         self.wait_until(limit, &complaint, |processes| {
-            // What it wrote before its end is there by then.
+            // If the process has ended, all its output can be read after this check.
             let has_ended = processes.has_ended(name);
             let has_written = processes.written(name).count(words) >= times;
             assert!(has_written || !has_ended, "{complaint} before it ended:\n{processes}");
@@ -170,11 +172,11 @@ impl Processes {
         });
     }
 
-    /// Returns true if the started process of this name has ended; of a name that a launcher gives, if all
-    /// that were started have.
+    /// Returns true if the started process of this name has ended. For a name that a launcher gives, returns
+    /// true if all started processes have ended.
     fn has_ended(&self, name: &str) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        // One that was waited for is no child any more.
+        // A process that was waited for is no longer a child.
         let has_ended = |child: &Child| !matches!(waitid(WaitId::Pid(Pid::from_child(child)), options), Ok(None));
         match self.started.iter().find(|(other, _)| other == name) {
             Some((_, child)) => has_ended(child),
@@ -182,7 +184,7 @@ impl Processes {
         }
     }
 
-    /// The names of the started processes that run.
+    /// Returns the names of the started processes that still run.
     pub fn running(&mut self) -> Vec<String> {
         let running = self.started.iter_mut().filter_map(|(name, child)| match child.try_wait().unwrap() {
             None => Some(name.clone()),
@@ -191,7 +193,7 @@ impl Processes {
         running.collect()
     }
 
-    /// Returns true if all started processes ended in time; if not, all of the job is killed.
+    /// Returns true if all started processes ended in time. Otherwise kills all processes of the job.
     pub fn ends_by(&mut self, deadline: Instant) -> bool {
         let mut look = Instant::now() + OUTLIVES;
         let mut is_left = false;
@@ -208,24 +210,24 @@ impl Processes {
                     self.kill();
                 }
             }
-            // A process's end is the event; the standard library has no wait with a deadline.
+            // The standard library cannot wait for a process's end with a deadline, so this polls.
             std::thread::park_timeout(Duration::from_millis(5));
         }
         true
     }
 
-    /// Returns true if `mpirun` is all that lives of a job whose ranks have run.
+    /// Returns true if the job's ranks have run and only `mpirun` is left.
     fn is_mpirun_left(&mut self) -> bool {
         let mpirun = self.started.iter().find(|(name, _)| name == "mpirun").map(|(_, child)| child.id() as i32);
         self.names().iter().any(|name| name.starts_with("rank ")) && mpirun.is_some_and(|pid| self.living() == [pid])
     }
 
-    /// Returns true if all started processes, which have ended or will, ended with success.
+    /// Waits for all started processes to end. Returns true if all ended with success.
     pub fn succeeded(&mut self) -> bool {
         self.started.iter_mut().all(|(_, child)| child.wait().unwrap().success())
     }
 
-    /// The ids of the job's processes that live, a launcher and its ranks.
+    /// Returns the ids of the job's living processes, launchers and ranks included.
     pub fn living(&self) -> Vec<i32> {
         let mark = [MARK.as_bytes(), b"=", self.folder.path().as_os_str().as_encoded_bytes()].concat();
         let of_job = |pid: &i32| {
@@ -236,8 +238,8 @@ impl Processes {
         all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(of_job).collect()
     }
 
-    /// Kills what is left of the job: launchers first, which start no more then, and ranks, which a killed
-    /// launcher leaves.
+    /// Kills the job's remaining processes. Kills launchers first, so that they start no more ranks, and then
+    /// the ranks, which outlive a killed launcher.
     pub fn kill(&mut self) {
         for (name, child) in &mut self.started {
             if matches!(child.try_wait(), Ok(None))
@@ -280,7 +282,7 @@ impl Drop for Processes {
     }
 }
 
-/// Returns true if ranks can be started here at all.
+/// Returns true if ranks can be started on this machine.
 pub fn has_mpi() -> bool {
     Command::new(ringpull_base::config::mpirun_program())
         .arg("--version")
@@ -288,7 +290,7 @@ pub fn has_mpi() -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// A port that nobody listens on, below those that Linux gives to outgoing connections.
+/// Returns a port on which no process listens, below the ports that Linux assigns to outgoing connections.
 pub fn free_port() -> u16 {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     let next = || std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed));
@@ -296,7 +298,7 @@ pub fn free_port() -> u16 {
     ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("there is always another")
 }
 
-/// This test's own binary.
+/// Returns the path of this test's own binary.
 pub fn own_path() -> PathBuf {
     std::env::current_exe().unwrap()
 }

@@ -1,4 +1,4 @@
-//! The programs of the tests' workers.
+//! The programs that the workers of the tests run.
 #![allow(clippy::float_cmp)] // Inputs are small integers, so sums are exact.
 
 use std::time::{Duration, Instant};
@@ -57,8 +57,9 @@ fn assert_all(tensor: &Tensor, value: usize) {
     });
 }
 
-/// Worker 0 pushes a long key before worker 1 does, and pulls it later: it sends a few segments and waits for
-/// answers. Meanwhile both go on with another key. Worker 0 leaves before worker 1 has pushed as often.
+/// Worker 0 pushes a long key before worker 1 pushes it, and pulls it later. Worker 0 sends a few segments
+/// and waits for answers. Meanwhile both workers go on with another key. Worker 0 leaves before worker 1 has
+/// made all its pushes.
 fn ahead(store: &KvStore) -> Result<()> {
     let (long, short) = (full(DType::F32, 2 << 20, 1), full(DType::F32, 1, 1));
     let shape = [8 << 10, 256];
@@ -95,7 +96,7 @@ fn ahead(store: &KvStore) -> Result<()> {
     push()
 }
 
-/// Every dtype and length, overwritten by each round's sum.
+/// Sums every dtype and length. Each round's sum overwrites the value.
 fn sums(store: &KvStore) -> Result<()> {
     let (rank, workers) = (store.rank(), store.num_workers());
     let lengths = [0, 1, workers - 1, workers, workers + 1, 999, 1000, 1001, 70_001];
@@ -162,7 +163,7 @@ fn optimizer(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// States are collected from the servers and sent back.
+/// Collects optimizer states from the servers and sends them back.
 fn states(store: &KvStore) -> Result<()> {
     let path = std::env::temp_dir().join(format!("ringpull-states-{}", std::process::id()));
     store.init("w", &full(DType::F32, 5000, 0))?;
@@ -197,7 +198,7 @@ fn rows(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Ranks init and push in different orders, dense gradients and more rows than a window takes.
+/// Ranks init and push in different orders. They push dense gradients, and more rows than fit in a window.
 fn order(store: &KvStore) -> Result<()> {
     let names: Vec<String> = (0..20).map(|i| format!("layer{i}_weight")).collect();
     let mut mine: Vec<usize> = (0..20).collect();
@@ -289,7 +290,7 @@ fn lazy(store: &KvStore) -> Result<()> {
     out.read().map(drop)
 }
 
-/// Large transfers without an end; somebody is killed.
+/// Repeats large transfers until the test kills a process.
 fn forever(store: &KvStore) -> Result<()> {
     let len = 2_000_000;
     store.init("big", &full(DType::F32, len, 0))?;
@@ -321,7 +322,7 @@ fn panics(store: &KvStore) -> Result<()> {
     until_fault(store)
 }
 
-/// One server-side error of arithmetic would be one error; integers sum without one.
+/// Sums integers on the servers, without an optimizer.
 fn ints(store: &KvStore) -> Result<()> {
     for (key, dtype) in [(1, DType::I8), (2, DType::I32)] {
         store.init(key, &full(dtype, 4, 1))?;
@@ -332,7 +333,7 @@ fn ints(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Rank 1 does not come.
+/// Rank 1 does not call the barrier.
 fn barrier(store: &KvStore) -> Result<()> {
     if store.rank() == 1 {
         return until_told(store);
@@ -364,7 +365,7 @@ fn local_errors(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// 25 MB pushed and pulled some times; rank 0 prints the median.
+/// Pushes and pulls 25 MB several times. Rank 0 prints the median.
 fn speed(store: &KvStore) -> Result<()> {
     let len = 6_250_000;
     store.init("big", &full(DType::F32, len, 0))?;
@@ -383,7 +384,7 @@ fn speed(store: &KvStore) -> Result<()> {
     println!("seconds: median {:.4}, least {:.4}, most {:.4}", samples[4], samples[0], samples[8]);
     let (sent, received) = (store.stats().sent_bytes, store.stats().received_bytes);
     println!("seconds were for {} bytes sent and {} received each time", sent / 9, received / 9);
-    // One short key at a time, and then many at once.
+    // First one short key at a time, then many keys at once.
     for (keys, len) in [(1, 1), (160, 1000)] {
         let names: Vec<String> = (0..keys).map(|key| format!("{len}-{key}")).collect();
         let value = full(DType::F32, len, 1);

@@ -1,4 +1,5 @@
-//! Jobs with servers that go on without workers that they lose (`RINGPULL_ELASTIC`), and take in others.
+//! Tests of elastic jobs with servers (`RINGPULL_ELASTIC`), which go on without lost workers and admit new
+//! workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,19 +14,19 @@ use crate::job::{End, Job, LIMIT};
 
 /// The steps of a job.
 const STEPS: usize = 60;
-/// The keys, one of which has segments on all servers.
+/// The keys and their lengths. The long key has segments on all servers.
 const KEYS: [(&str, usize); 2] = [("long", 300_000), ("short", 100)];
 
-/// A key that is pushed and pulled by rows, of which these are: several messages to each server.
+/// The shape of a key that workers push and pull by rows. The rows need several messages to each server.
 const TABLE: [usize; 2] = [4000, 64];
 const ROWS: std::ops::Range<i64> = 1000..3000;
 
-/// Returns this worker's gradient: a bit of its own.
+/// Returns this worker's gradient, a power of two that no other worker has.
 fn bit() -> usize {
     1 << std::env::var("DMLC_RANK").unwrap().parse::<usize>().unwrap()
 }
 
-/// The value that all elements have.
+/// Returns the value that all elements have.
 fn only(tensor: &Tensor) -> Result<f32> {
     let values = tensor.to_vec::<f32>()?;
     assert!(values.iter().all(|value| *value == values[0]), "a sum differs within a key: {}", values[0]);
@@ -40,8 +41,8 @@ fn follow(store: &KvStore) {
     }));
 }
 
-/// Every step sums the bits of the workers that are there. Step and number of workers travel as a key, so
-/// that a worker that comes later knows where the others are.
+/// Every step sums the bits of the present workers. The step and the number of workers are pushed as a key,
+/// so that a worker that joins later learns the current step.
 pub(crate) fn sums(store: &KvStore) -> Result<()> {
     follow(store);
     let workers = |tensor: &Tensor| Ok::<f32, ringpull_base::Error>(tensor.to_vec::<f32>()?[1]);
@@ -77,7 +78,7 @@ pub(crate) fn sums(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Each worker pushes ones as fast as it can, without a barrier; servers apply each push by itself.
+/// Each worker pushes ones as fast as it can, without a barrier. Servers apply each push separately.
 pub(crate) fn descents(store: &KvStore) -> Result<()> {
     follow(store);
     for (key, len) in KEYS {
@@ -92,13 +93,13 @@ pub(crate) fn descents(store: &KvStore) -> Result<()> {
             store.push_pull(key, &[full(DType::F32, len, 1)], std::slice::from_ref(&out), 0)?;
             last = out.to_vec::<f32>()?[0];
             assert!(-last >= step as f32, "every push of its own is in {last} after {step}");
-            // A pull of its own waits for this worker's pushes, however many others have made.
+            // This worker's pull waits for this worker's pushes, however many pushes other workers have made.
             let pulled = full(DType::F32, len, 0);
             store.pull(key, std::slice::from_ref(&pulled), 0)?;
             assert!(pulled.to_vec::<f32>()?[0] <= last, "values only fall");
         }
         println!("step {step}");
-        // Some come later, and all end at about the same time.
+        // Some workers join later, and all workers end at about the same time.
         if begun.elapsed() > Duration::from_secs(3) || -last > 3000.0 {
             break;
         }
@@ -107,7 +108,8 @@ pub(crate) fn descents(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Workers run `case`; `lost` are killed, each some time after worker 0 or 1 has come to `step`.
+/// Runs a job whose workers run `case`. Each worker of `lost` is killed some time after worker 0 or 1 has
+/// reached its step.
 fn run(case: &str, workers: usize, lost: &[(usize, usize)], later: &[usize]) -> BTreeMap<String, End> {
     let mut job = Job::start_elastic(case, workers, 2);
     let watched = (0..workers).find(|rank| lost.iter().all(|(other, _)| other != rank)).unwrap();
@@ -128,7 +130,7 @@ fn run(case: &str, workers: usize, lost: &[(usize, usize)], later: &[usize]) -> 
     ends.into_iter().map(|end| (end.name.clone(), end)).collect()
 }
 
-/// The sums of each step and key, which are the same on every worker.
+/// Returns the sums by step and key. They are the same on every worker.
 fn sums_of(ends: &BTreeMap<String, End>) -> BTreeMap<(usize, String), usize> {
     let mut sums: BTreeMap<(usize, String), usize> = BTreeMap::new();
     for (name, End { written, .. }) in ends {
@@ -169,8 +171,8 @@ fn the_others_go_on_without_a_killed_worker_and_no_sum_is_wrong() {
     }
 }
 
-/// Not judged: `cargo test --test ps -- --ignored --nocapture recovery` prints from a kill to the next sum of
-/// those that are left, in milliseconds.
+/// Has no limit. `cargo test --test ps -- --ignored --nocapture recovery` prints the milliseconds from a kill
+/// to the next sum of the survivors.
 #[test]
 #[ignore = "a measurement"]
 fn recovery_after_a_kill() {

@@ -1,4 +1,4 @@
-//! Jobs of real processes on loopback: this test binary again, once for each node.
+//! Jobs of real processes on loopback. Each node is a new process of this test binary.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ pub(crate) use ringpull_processes::LIMIT;
 pub(crate) use ringpull_processes::free_port;
 use ringpull_processes::{Processes, Written, own_path};
 
-/// Runs of a job's nodes. Dropping it kills what is left.
+/// The processes of a job's nodes. Dropping the job kills the processes that still run.
 pub(crate) struct Job {
     pub(crate) port: u16,
     processes: Processes,
     names: Vec<String>,
-    /// `RINGPULL_SECRET` of nodes that are added from now on.
+    /// The `RINGPULL_SECRET` of nodes that are added later.
     pub(crate) secret: Option<&'static str>,
     is_elastic: bool,
 }
 
-/// The end of a node.
+/// How a node ended.
 pub(crate) struct End {
     pub(crate) name: String,
     pub(crate) code: Option<i32>,
@@ -25,14 +25,14 @@ pub(crate) struct End {
 }
 
 impl Job {
-    /// Starts a scheduler, servers and workers; workers run `case`.
+    /// Starts a scheduler, servers, and workers that run `case`.
     pub(crate) fn start(case: &str, workers: usize, servers: usize) -> Self {
         let mut job = Job::empty(free_port());
         job.add_all(case, workers, servers);
         job
     }
 
-    /// The same, of a job that goes on without lost workers.
+    /// Starts an elastic job, which goes on without lost workers.
     pub(crate) fn start_elastic(case: &str, workers: usize, servers: usize) -> Self {
         let mut job = Job { is_elastic: true, ..Job::empty(free_port()) };
         job.add_all(case, workers, servers);
@@ -91,12 +91,12 @@ impl Job {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Kills a node as the system would.
+    /// Kills a node with SIGKILL.
     pub(crate) fn kill(&mut self, name: &str) {
         self.processes.child(name).kill().unwrap();
     }
 
-    /// Every node's end, within `limit`.
+    /// Returns how every node ended. All nodes must end within `limit`.
     pub(crate) fn ends(mut self, limit: Duration) -> Vec<End> {
         let deadline = Instant::now() + limit;
         loop {
@@ -115,7 +115,7 @@ impl Job {
         ends.collect()
     }
 
-    /// Every node ends well.
+    /// Checks that every node ends with success.
     pub(crate) fn succeeds(self) -> Vec<End> {
         let ends = self.ends(LIMIT);
         for end in &ends {
@@ -124,7 +124,7 @@ impl Job {
         ends
     }
 
-    /// Every node ends with an error that says `words`, once the start-up limit is over.
+    /// Checks that every node ends with an error that contains `words`, after the start-up limit.
     pub(crate) fn fails_slowly(self, words: &[&str]) {
         for end in self.ends(LIMIT) {
             assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.written);
@@ -132,7 +132,8 @@ impl Job {
         }
     }
 
-    /// Every node but those named ends with an error in time; every worker's names each of `words`.
+    /// Checks that every node except `but` ends with an error in time, and that every worker's error contains
+    /// each of `words`.
     pub(crate) fn fails(self, but: &[&str], words: &[&str]) {
         for end in self.ends(LIMIT) {
             if but.contains(&end.name.as_str()) {

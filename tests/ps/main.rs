@@ -1,5 +1,4 @@
-//! Parameter servers as real processes on loopback: what they compute, and what they do when something goes
-//! wrong.
+//! Tests of parameter servers as real processes on loopback: of their results, and of their errors.
 
 mod cases;
 mod elastic;
@@ -11,7 +10,7 @@ use std::net::TcpListener;
 
 use job::{Job, LIMIT};
 
-/// Not a test by itself: the other tests run this binary again as a node of a job.
+/// This is no test. The other tests start this binary with it as a node of a job.
 #[test]
 fn one_node_of_a_job() {
     let Ok(case) = std::env::var("RINGPULL_TEST_CASE") else { return };
@@ -123,7 +122,7 @@ fn a_worker_that_panics_is_an_error_for_every_other() {
     Job::start("panics", 3, 1).fails(&["worker 1"], &["rank 1", "panicked"]);
 }
 
-/// Kills `name` in a job that moves data all the time.
+/// Kills `name` in a job that transfers data all the time.
 fn kill(name: &str, words: &[&str]) {
     let mut job = Job::start("forever", 3, 2);
     job.wait_for("worker 0", "moving");
@@ -193,7 +192,7 @@ fn the_others_get_the_error_by_which_a_worker_ends() {
 
 #[test]
 fn a_rank_that_ends_early_with_success_is_named_to_every_other() {
-    // With others that are left there might be a deadlock to find; with one there is none.
+    // With 3 workers, the 2 workers that go on could be reported as a deadlock. With 2 workers, they cannot.
     for workers in [2, 3] {
         let words = ["worker rank 1 (pid", "ended its run without calling push of key \"next_key\""];
         Job::start("ends_early", workers, 2).fails(&["worker 1"], &words);
@@ -248,7 +247,7 @@ fn outside_a_job_the_error_says_how_to_launch_one() {
     }
 }
 
-/// Not judged: `cargo test --test ps -- --ignored --nocapture speed` prints it.
+/// Has no limit. `cargo test --test ps -- --ignored --nocapture speed` prints the speed.
 #[test]
 #[ignore = "a measurement"]
 fn speed_on_loopback() {

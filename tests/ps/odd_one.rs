@@ -1,4 +1,4 @@
-//! Tests of workers when one of them does something else.
+//! The programs of jobs in which one worker differs from the other workers.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use ringpull_kernels::optim::Optimizer;
 use crate::cases::full;
 use crate::job::LIMIT;
 
-/// Rank 1 has another shape; no call that waits for others is made.
+/// Rank 1 has another shape. No rank makes a call that waits for other ranks.
 pub(crate) fn shapes(store: &KvStore) -> Result<()> {
     store.init("odd_one", &full(DType::F32, if store.rank() == 1 { 8 } else { 6 }, 0))?;
     for key in 0..2000 {
@@ -19,7 +19,7 @@ pub(crate) fn shapes(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Each rank waits for a key of its own, having called only that; the limits are the defaults.
+/// Each rank waits for a key that no other rank has called. The limits are the defaults.
 pub(crate) fn deadlock(store: &KvStore) -> Result<()> {
     let key = |rank: usize| format!("of rank {rank}");
     (0..store.num_workers()).try_for_each(|rank| store.init(key(rank), &full(DType::F32, 1000, 0)))?;
@@ -43,7 +43,7 @@ pub(crate) fn optimizers(store: &KvStore) -> Result<()> {
     until_told(store)
 }
 
-/// Rank 0 pushes twice and pulls, the others push once.
+/// Rank 0 pushes twice and pulls. The other ranks push once.
 pub(crate) fn uneven(store: &KvStore) -> Result<()> {
     store.init("uneven_key", &full(DType::F32, 6, 0))?;
     store.push("uneven_key", &[full(DType::F32, 6, 1)], 0)?;
@@ -55,7 +55,7 @@ pub(crate) fn uneven(store: &KvStore) -> Result<()> {
     out.read().map(drop)
 }
 
-/// Rank 1 ends with success while the others go on.
+/// Rank 1 ends with success while the other ranks go on.
 pub(crate) fn ends_early(store: &KvStore) -> Result<()> {
     store.init("next_key", &full(DType::F32, 6, 0))?;
     store.barrier()?;
@@ -67,7 +67,7 @@ pub(crate) fn ends_early(store: &KvStore) -> Result<()> {
     out.read().map(drop)
 }
 
-/// Rank 1 ends with success, rank 0 with a push that needs it and does not wait for that.
+/// Rank 1 ends with success. Rank 0 ends with a push that needs rank 1, without waiting for the push.
 pub(crate) fn ends_with_a_push(store: &KvStore) -> Result<()> {
     store.init("next_key", &full(DType::F32, 6, 0))?;
     store.barrier()?;
@@ -85,7 +85,7 @@ pub(crate) fn ends_by_error(store: &KvStore, case: &str) -> Result<()> {
     let out = full(DType::F32, if store.rank() == 1 { 7 } else { 6 }, 1);
     let outcome = store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0);
     if store.rank() == 1 && case == "exits_after_error" {
-        // The words leave by another thread: a process that exits at once may be quicker.
+        // Another thread sends the error. A process that exits at once may end before the error is sent.
         std::thread::park_timeout(Duration::from_millis(500));
         std::process::exit(4);
     }
@@ -97,7 +97,7 @@ pub(crate) fn until_fault(store: &KvStore) -> Result<()> {
     until_told(store)
 }
 
-/// Does nothing of its own until the store reports a fault.
+/// Waits until the store reports a fault, and makes no other call.
 pub(crate) fn until_told(store: &KvStore) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {

@@ -1,5 +1,4 @@
-//! Nodes that do not have the secret that the other nodes of their job have. Strangers are in
-//! `tests/strangers`.
+//! Tests of nodes without the secret of their job's other nodes. `tests/strangers` tests strangers.
 
 use crate::job::{self, Job};
 

@@ -1,7 +1,7 @@
-//! The attacks of strangers at a port: a function each, and the table of all of them.
+//! The attacks of strangers on a port. Each attack is a function, and a table lists all attacks.
 //!
-//! An attack says what went wrong at the port itself: a connection that was not closed, or bytes that no
-//! stranger should get. Its effect on the job is checked after each (`siege`).
+//! An attack's result reports what went wrong at the port itself: a connection that was not closed, or bytes
+//! that no stranger should get. `siege` checks the effect on the job after each attack.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -14,17 +14,18 @@ use crate::greetings::{CHALLENGE, CLIENT_MAGIC, GivenName, PROOF, Speaks, frame,
 use crate::overheard::{Overheard, reset_connections};
 use crate::port::{OpenPort, Outcome, finish, reset};
 
-/// An attack at one port.
+/// An attack on one port.
 pub(crate) type Attack = fn(&OpenPort) -> Outcome;
 
-/// A step takes a few milliseconds. It may take this long while strangers keep every processor: less than the
-/// time that a stranger's greeting is waited for.
+/// The time limit of a step while strangers keep every processor busy. It is less than the time limit of a
+/// stranger's greeting. Without strangers a step takes a few milliseconds.
 const STEP: Duration = Duration::from_secs(2);
-/// A connection that breaks among strangers who connect without a pause finds room only now and then.
+/// The time limit of a step during `crowd`. While strangers connect without a pause, a broken connection of
+/// the job rarely finds a free place.
 const WHILE_CROWDED: Duration = Duration::from_secs(4);
 
-/// All of them, in this order, and how long a step may take meanwhile. The attack that fills the queue of a
-/// port at which nothing is accepted comes last.
+/// All attacks, in their order, each with the time limit of a step during the attack. The attack that fills
+/// the queue of a port that accepts no connection comes last.
 pub(crate) const ATTACKS: &[(&str, Attack, Duration)] = &[
     ("garbage of each message's length", garbage, STEP),
     ("the right first bytes, and garbage", opening_and_garbage, STEP),
@@ -43,18 +44,18 @@ pub(crate) const ATTACKS: &[(&str, Attack, Duration)] = &[
     ("a crowd while real connections break", crowd, WHILE_CROWDED),
 ];
 
-/// Those that take all that a port has for those who have proved nothing.
+/// The attacks that use all the connections that a port has for unproved strangers.
 pub(crate) const CROWDED: &[Attack] = &[silent, drip, endless, flood];
 
 /// The number of repetitions of a single act.
 const TIMES: usize = 16;
-/// The number of silent connections, of which a port keeps fewer.
+/// The number of silent connections. A port keeps fewer of them.
 pub(crate) const SILENT: usize = 200;
 const FLOOD: usize = 2000;
-/// The time for which endless writers, and crowds, go on.
+/// The time for which endless writers and crowds go on.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The same bytes in every run, and no others alike.
+/// Returns `len` pseudo-random bytes. They are the same in every run, and differ between seeds.
 fn noise(seed: usize, len: usize) -> Vec<u8> {
     let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let next = || {
@@ -66,14 +67,14 @@ fn noise(seed: usize, len: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// A node that the job could have, with a secret that it has not.
+/// Returns the name of a possible node of the job, with a secret that is not the job's.
 fn false_name(speaks: Speaks) -> GivenName {
     let identity = if speaks == Speaks::Servers { b"worker 1".to_vec() } else { b"rank 1".to_vec() };
     let secret = Some(b"the secret of another job".to_vec());
     GivenName { identity, session: [7; 16], secret, ..GivenName::default() }
 }
 
-/// `count` connections, if the port accepts as many.
+/// Opens `count` connections, or fewer if the port does not accept `count`.
 fn connections(port: &OpenPort, count: usize) -> Outcome<Vec<TcpStream>> {
     let mut all = Vec::new();
     for _ in 0..count {
@@ -83,8 +84,8 @@ fn connections(port: &OpenPort, count: usize) -> Outcome<Vec<TcpStream>> {
     Ok(all)
 }
 
-/// A connection that was not turned away because others of these strangers were there, and what it was
-/// challenged with.
+/// Returns a connection and the challenge that it received. Tries again while the port rejects connections
+/// because of the other strangers.
 fn challenged(port: &OpenPort) -> Outcome<(TcpStream, Vec<u8>)> {
     let (mut challenge, opening) = (vec![0; CHALLENGE], hello(&false_name(port.speaks)));
     let begun = Instant::now();
@@ -97,7 +98,7 @@ fn challenged(port: &OpenPort) -> Outcome<(TcpStream, Vec<u8>)> {
     Err(format!("a stranger is not challenged within {PATIENCE:?}"))
 }
 
-/// Writes, whether the other end still listens or not.
+/// Writes `bytes`. Returns false if the other end has closed the connection.
 fn say(mut stream: &TcpStream, bytes: &[u8]) -> bool {
     stream.write_all(bytes).is_ok()
 }
@@ -111,8 +112,8 @@ fn drip(port: &OpenPort) -> Outcome {
     let mut name = false_name(port.speaks);
     name.secret = Some(Vec::new());
     let opening = hello(&name);
-    // All but the last byte, which takes longer than a greeting may: each byte comes soon, and there is no
-    // end.
+    // Sends all bytes of the greeting but the last. Each byte comes soon, but the greeting takes longer than
+    // its time limit and never ends.
     let count = if port.speaks == Speaks::Nothing { 8 } else { opening.len() - 1 };
     let strangers = connections(port, 8)?;
     for byte in opening[..count].chunks(1) {
@@ -157,7 +158,8 @@ fn another_secret(port: &OpenPort) -> Outcome {
     port.sees_off_at_once(strangers)
 }
 
-/// Everything is right but the proof: the node's name, its session, and that it goes on.
+/// Sends the node's real name, its real session and the flag that the session goes on. Only the proof is
+/// wrong.
 fn impostor(port: &OpenPort) -> Outcome {
     let known = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), Overheard::name);
     for secret in [None, Some(Vec::new()), Some(b"the secret of another job".to_vec())] {
@@ -168,7 +170,7 @@ fn impostor(port: &OpenPort) -> Outcome {
             if answer.first().is_some_and(|verdict| *verdict != 1) {
                 return Err(format!("who only knew a node's name was answered {answer:?}"));
             }
-            // Frames all the same.
+            // Send frames although the proof was refused.
             say(stranger, &messages(port.speaks).concat());
         }
         port.sees_off_at_once(strangers)?;
@@ -181,7 +183,7 @@ fn replay(port: &OpenPort) -> Outcome {
     let strangers = connections(port, 2 * TIMES)?;
     for (index, stranger) in strangers.iter().enumerate() {
         if index % 2 == 0 {
-            // That it is cut off in between is as good.
+            // The port may also cut the connection in between.
             overheard.say_again(port.speaks, stranger).ok();
         } else {
             say(stranger, overheard.said());
@@ -207,7 +209,7 @@ fn mirror(port: &OpenPort) -> Outcome {
 /// Returns messages of an admitted node that would change values or end the job.
 fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
     match speaks {
-        // The first byte says which message it is.
+        // The first byte is the type of the message.
         Speaks::ControlStar | Speaks::Nothing => {
             (0..32u8).map(|kind| frame(u64::from(kind) + 1, [4, 0], &[kind, 0, 0, 0], &[])).collect()
         }
@@ -248,7 +250,7 @@ fn raw_push(port: &OpenPort) -> Outcome {
             for message in messages(port.speaks) {
                 say(stranger, &message);
             }
-            // Less than a greeting may have been said.
+            // The stranger may have sent less than a whole greeting.
             finish(stranger);
         }
         port.sees_off_at_once(strangers)?;
@@ -261,7 +263,7 @@ fn long_frame(port: &OpenPort) -> Outcome {
     for (index, stranger) in strangers.iter().enumerate() {
         let mut name = false_name(port.speaks);
         if index % 4 == 3 {
-            // The length of a name.
+            // This byte is the length of a name.
             let mut opening = hello(&name);
             opening[58] = u8::MAX;
             say(stranger, &opening);
@@ -277,7 +279,7 @@ fn long_frame(port: &OpenPort) -> Outcome {
     port.sees_off_at_once(strangers)
 }
 
-/// A greeting of ZMTP, which earlier versions spoke, as if a message of endless parts followed.
+/// Returns a greeting of ZMTP, the protocol of earlier versions, that announces a message of endless parts.
 fn old_greeting() -> Vec<u8> {
     let mut greeting = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
     greeting.extend(b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
@@ -298,7 +300,7 @@ fn endless(port: &OpenPort) -> Outcome {
         for first in [&[][..], &old_greeting(), &opening] {
             let Some(stranger) = port.connect()? else { return Ok(()) };
             say(&stranger, first);
-            // Once at least: who has only begun is waited for.
+            // Write at least once, because the port waits for a stranger who has only begun.
             while say(&stranger, &piece) && begun.elapsed() < PATIENCE {}
             port.sees_off_at_once(vec![stranger])?;
         }
@@ -306,7 +308,7 @@ fn endless(port: &OpenPort) -> Outcome {
     Ok(())
 }
 
-/// Greetings of which each has one byte more than the one before, and how they end then.
+/// Sends greetings and proofs that are cut after every possible number of bytes. `end` ends each connection.
 fn cut(port: &OpenPort, mut end: impl FnMut(TcpStream)) -> Outcome {
     let name = false_name(port.speaks);
     let opening = hello(&name);
@@ -345,7 +347,8 @@ fn flood(port: &OpenPort) -> Outcome {
     Ok(())
 }
 
-/// Connections of the job are reset, and made again among strangers who come and go, and strangers who stay.
+/// Resets connections of the job. The job connects again among strangers who come and go, and strangers who
+/// stay.
 fn crowd(port: &OpenPort) -> Outcome {
     if port.clients.is_empty() || port.overheard.is_none() {
         return Ok(());

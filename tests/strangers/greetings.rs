@@ -1,5 +1,5 @@
-//! The begin of connections, by hand and apart from the library's own code, as a reader of the sources knows
-//! the protocols.
+//! The start of a connection, written by hand and without the library's own code, as a stranger who has read
+//! the sources could write it.
 //!
 //! | port | first | then | then | at last |
 //! | --- | --- | --- | --- | --- |
@@ -14,21 +14,21 @@ use hmac_sha256::HMAC;
 /// The protocol of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Speaks {
-    /// Rank 0's.
+    /// The protocol of rank 0's port.
     ControlStar,
-    /// A scheduler's or a server's.
+    /// The protocol of a scheduler's or a server's port.
     Servers,
-    /// Another rank's. It shows rank 0 that its process lives, and accepts no connection.
+    /// The port of another rank. It shows rank 0 that the rank's process lives, and accepts no connection.
     Nothing,
 }
 
-/// The lengths of what the two ends of a connection say before frames.
+/// The lengths of the messages that the two ends of a connection send before frames.
 pub(crate) const HELLO: usize = 124;
 pub(crate) const CHALLENGE: usize = 40;
 pub(crate) const PROOF: usize = 45;
 pub(crate) const VERDICT: usize = 41;
 
-/// The first bytes of a client and of a server. The next byte says whether there is a secret.
+/// The first bytes of a client and of a server. The next byte is a flag: 1 if the sender has a secret.
 pub(crate) const CLIENT_MAGIC: &[u8; 7] = b"RPULLC\x03";
 pub(crate) const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x03";
 /// A server's verdict on a wrong proof: a code, a number, and no proof of its own.
@@ -38,22 +38,22 @@ pub(crate) const WRONG_SECRET: [u8; VERDICT] = {
     verdict
 };
 
-/// The name that a stranger gives.
+/// What a stranger claims to be.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GivenName {
-    /// The name that the node gives itself, and its session.
+    /// The name of the node that the stranger claims to be.
     pub(crate) identity: Vec<u8>,
-    /// The name that he asks for.
+    /// The name of the process to which the stranger wants to connect.
     pub(crate) wanted: Vec<u8>,
     pub(crate) session: [u8; 16],
-    /// True if he goes on with a connection that there was.
+    /// True if the stranger claims to resume an earlier session.
     pub(crate) goes_on: bool,
-    /// The secret that he has; `None` if he says that he has none.
+    /// The stranger's secret. `None` if the stranger claims to have no secret.
     pub(crate) secret: Option<Vec<u8>>,
 }
 
 impl Speaks {
-    /// The lengths of all that is said, frames' prefixes among it.
+    /// Returns the lengths of the protocol's messages, prefixes of frames included.
     pub(crate) fn lengths(self) -> &'static [usize] {
         match self {
             Speaks::Nothing => &[1, HELLO],
@@ -61,8 +61,8 @@ impl Speaks {
         }
     }
 
-    /// After this many bytes of garbage the other end knows that it is no greeting, and need not wait for
-    /// more.
+    /// Returns the number of garbage bytes after which the other end knows that they are no greeting, and
+    /// needs no further bytes.
     pub(crate) fn enough(self) -> usize {
         match self {
             Speaks::Nothing => usize::MAX,
@@ -70,7 +70,8 @@ impl Speaks {
         }
     }
 
-    /// Begins as a node of the job does, as far as the other end lets it: what that said last.
+    /// Begins a connection as a node of the job does, as far as the other end allows it. Returns the other
+    /// end's last message.
     pub(crate) fn greet(self, stream: &TcpStream, name: &GivenName) -> io::Result<Vec<u8>> {
         let mut stream = stream;
         let hello = hello(name);
@@ -86,8 +87,8 @@ impl Speaks {
         Ok(verdict)
     }
 
-    /// Returns true if `said`, all that an end has said to a stranger, or what it said after its challenge,
-    /// is no more than every stranger may hear: nothing that depends on the secret.
+    /// Returns true if nothing in `said` depends on the secret. `said` is all bytes that an end has sent to a
+    /// stranger, or all bytes after its challenge.
     pub(crate) fn tells_nothing(self, said: &[u8]) -> bool {
         if self == Speaks::Nothing {
             return said.is_empty();
@@ -99,8 +100,8 @@ impl Speaks {
     }
 }
 
-/// Returns the first message: a flag of the secret, random bytes, the session, a port, and two names with
-/// their lengths: the node's, and that of the process which it looks for.
+/// Returns the first message. It consists of a flag for the secret, random bytes, the session, a port, the
+/// node's name, and the name of the process to which the node connects. Each name follows its length.
 pub(crate) fn hello(name: &GivenName) -> [u8; HELLO] {
     let mut hello = [0; HELLO];
     hello[..7].copy_from_slice(CLIENT_MAGIC);
@@ -115,8 +116,8 @@ pub(crate) fn hello(name: &GivenName) -> [u8; HELLO] {
     hello
 }
 
-/// Returns the proof: a flag of a session that goes on, a later attempt than any, the last frame received,
-/// and a code over all that was said.
+/// Returns the proof. It consists of a flag for a resumed session, an attempt number higher than any other,
+/// the last received frame, and a code over all earlier messages.
 pub(crate) fn proof(name: &GivenName, hello: &[u8], challenge: &[u8]) -> [u8; PROOF] {
     let mut proof = [0; PROOF];
     proof[0] = u8::from(name.goes_on);
@@ -132,7 +133,7 @@ pub(crate) fn proof(name: &GivenName, hello: &[u8], challenge: &[u8]) -> [u8; PR
     proof
 }
 
-/// A frame that claims to have these many bytes of header and payload.
+/// Returns a frame whose prefix claims that header and payload have the lengths `lens`.
 pub(crate) fn frame(number: u64, lens: [u32; 2], header: &[u8], payload: &[u8]) -> Vec<u8> {
     let [header_len, payload_len] = lens.map(u32::to_le_bytes);
     [&number.to_le_bytes()[..], &0u64.to_le_bytes(), &header_len, &payload_len, header, payload].concat()

@@ -1,5 +1,4 @@
-//! Jobs of real processes, which make one step after another until they are asked to end, and check every
-//! sum.
+//! Jobs of real processes. They make steps until the test asks them to end, and check every sum.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -15,13 +14,13 @@ use crate::greetings::Speaks;
 use crate::port::OpenPort;
 use crate::vitals::{CLOSED, ESTABLISHED, LISTENS, tcp, udp};
 
-/// The case of a process of a job, and the file whose presence ends the job.
+/// The environment variables of a job's process: its case, and the path of the file that ends the job.
 const CASE: &str = "RINGPULL_TEST_CASE";
 const FILE: &str = "RINGPULL_TEST_FILE";
 /// The secret of the nodes of a job with servers.
 const SECRET: &str = "what only the nodes of this job know";
-/// A rank is lost after this many seconds of silence: a control thread that a stranger keeps busy is found
-/// soon.
+/// The seconds of silence after which a rank counts as lost. The value is small, so that the test soon finds
+/// a control thread that a stranger keeps busy.
 const SILENCE_S: &str = "10";
 /// The time limit of a job's start, and of its end.
 const START: Duration = LIMIT;
@@ -39,18 +38,18 @@ const WINDOW: Duration = Duration::from_millis(50);
 pub(crate) struct JobProcess {
     pub(crate) name: String,
     pub(crate) pid: u32,
-    /// The protocol of the one port on which it listens, if it does.
+    /// The protocol of the process's port. `None` if the process does not listen.
     speaks: Option<Speaks>,
-    /// True if it makes steps.
+    /// True if the process makes steps.
     pub(crate) steps: bool,
 }
 
-/// A job. Dropping it kills what is left.
+/// A job. Dropping it kills the processes that still run.
 pub(crate) struct Job {
     processes: Processes,
     members: Vec<JobProcess>,
     folder: tempfile::TempDir,
-    /// The scheduler's port, and the secret of its nodes.
+    /// The scheduler's port, and the secret of nodes that are added later.
     port: u16,
     secret: Option<&'static str>,
 }
@@ -68,12 +67,13 @@ impl Job {
         Job { processes: Processes::new(), members: Vec::new(), folder, port: free_port(), secret: Some(SECRET) }
     }
 
-    /// Ranks under `mpirun`, on this host.
+    /// Starts a job of ranks under `mpirun` on this host.
     ///
-    /// MPI has ports of its own, at which no secret is proved: Open MPI's launcher listens on three, and each
-    /// rank for ranks on other hosts, by IPv4 and by IPv6, on all interfaces. Nothing of ours can guard them.
-    /// The launcher's are distinguished by their process. The ranks run here without the component that opens
-    /// theirs, which they need only for other hosts, so all that a rank listens on is ours.
+    /// MPI has ports of its own, which need no secret and which Ringpull cannot guard. Open MPI's launcher
+    /// listens on three ports. Each rank listens for ranks on other hosts, by IPv4 and by IPv6, on all
+    /// interfaces. The test knows the launcher's ports by their process. The ranks run here without the MPI
+    /// component that opens their ports, which serve only other hosts. Every port of a rank is therefore one
+    /// of Ringpull's.
     pub(crate) fn of_ranks(ranks: usize) -> Self {
         let mut job = Job::empty();
         let mut command = job.processes.mpirun(ranks, own_path());
@@ -89,14 +89,14 @@ impl Job {
         job
     }
 
-    /// A scheduler, servers and workers.
+    /// Starts a job of a scheduler, servers and workers.
     pub(crate) fn with_servers(workers: usize, servers: usize) -> Self {
         let mut job = Job::scheduler(workers, servers);
         job.add_nodes(workers, servers);
         job
     }
 
-    /// The same, which anybody may join.
+    /// Starts a job of a scheduler, servers and workers without a secret, which anybody may join.
     pub(crate) fn without_a_secret(workers: usize, servers: usize) -> Self {
         let mut job = Job { secret: None, ..Job::empty() };
         job.add("scheduler", None, workers, servers);
@@ -104,14 +104,14 @@ impl Job {
         job
     }
 
-    /// A scheduler, which waits for the others.
+    /// Starts a scheduler, which waits for the other nodes.
     pub(crate) fn scheduler(workers: usize, servers: usize) -> Self {
         let mut job = Job::empty();
         job.add("scheduler", None, workers, servers);
         job
     }
 
-    /// The others.
+    /// Starts the servers and the workers.
     pub(crate) fn add_nodes(&mut self, workers: usize, servers: usize) {
         (0..servers).for_each(|server| self.add("server", Some(server), workers, servers));
         (0..workers).for_each(|worker| self.add("worker", Some(worker), workers, servers));
@@ -141,7 +141,7 @@ impl Job {
         self.folder.path().join("end")
     }
 
-    /// For people.
+    /// Returns the job's name in messages for people.
     pub(crate) fn name(&self) -> &'static str {
         let has_scheduler = self.members.iter().any(|member| member.name == "scheduler");
         if has_scheduler { "servers" } else { "ranks" }
@@ -161,10 +161,10 @@ impl Job {
         stepping.for_each(|member| self.processes.wait_for(&member.name, "window: ", 1, limit));
     }
 
-    /// Returns the progress of every worker since it began, in order.
+    /// Returns the progress of a worker since its start, in order.
     pub(crate) fn windows(&self, name: &str) -> Vec<WorkerPeriod> {
         let written = self.processes.written(name);
-        // The last line may be unfinished.
+        // Leave out the last line, which may be unfinished.
         let whole = written.out.rsplit_once('\n').map_or("", |(lines, _)| lines);
         let windows = whole.lines().filter_map(|line| line.strip_prefix("window: "));
         let numbers = windows.map(|line| line.split(' ').map(|word| word.parse::<u64>().unwrap()).collect::<Vec<_>>());
@@ -173,14 +173,14 @@ impl Job {
             .collect()
     }
 
-    /// Every port on which a process of the job listens.
+    /// Returns every port on which a process of the job listens.
     pub(crate) fn ports(&self) -> Vec<OpenPort> {
         self.members.iter().filter_map(|member| self.port_of(member)).collect()
     }
 
-    /// The port on which a process listens, if it is one that does, as soon as it does. A process that
-    /// listens on another number of ports than it is known to, or that takes datagrams, fails the test: a new
-    /// port is given its row.
+    /// Waits until a process listens, and returns its port. Returns `None` for a process that never listens.
+    /// The test fails if the process listens on an unexpected number of ports or receives datagrams. A new
+    /// port must be added to this test.
     pub(crate) fn port_of(&self, member: &JobProcess) -> Option<OpenPort> {
         let JobProcess { name, pid, speaks, .. } = member;
         let open = || -> Vec<SocketAddr> {
@@ -197,13 +197,13 @@ impl Job {
         Some(OpenPort { owner, pid: *pid, at, speaks: (*speaks)?, clients: self.clients_of(at), overheard: None })
     }
 
-    /// The processes of the job that are connected to `at`.
+    /// Returns the processes of the job that are connected to `at`.
     pub(crate) fn clients_of(&self, at: SocketAddr) -> Vec<u32> {
         let is_connected = |pid: u32| tcp(pid).iter().any(|socket| socket.state == ESTABLISHED && socket.remote == at);
         self.members.iter().map(|member| member.pid).filter(|pid| is_connected(*pid)).collect()
     }
 
-    /// Lets the job end, which it has to do well.
+    /// Lets the job end, and checks that it ends with success.
     pub(crate) fn ends_well(mut self) {
         fs::write(self.end_file(), b"").unwrap();
         assert!(self.processes.ends_by(Instant::now() + END), "the job does not end:\n{}", self.processes);
@@ -215,7 +215,7 @@ impl Job {
 }
 
 impl std::fmt::Display for Job {
-    /// Everything that was written, but for how the workers went on.
+    /// Writes all output, except for the workers' progress.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let all = self.processes.to_string();
         all.lines().filter(|line| !line.contains(": window: ")).try_for_each(|line| writeln!(out, "{line}"))
@@ -242,8 +242,8 @@ pub(crate) fn be_one_process() {
     }
 }
 
-/// Steps in no order that repeats, so that the ranks agree on each anew and their control connections are in
-/// use all the time.
+/// Makes steps in an order that never repeats, so that the ranks have to agree on each step, and their
+/// control connections are in use all the time.
 fn make_steps(store: &KvStore) -> Result<()> {
     let file = std::env::var_os(FILE).ok_or_else(|| Error::argument(format!("{FILE} is not set"), "set it"))?;
     for (key, len) in LENS.iter().enumerate() {
@@ -272,14 +272,14 @@ fn make_steps(store: &KvStore) -> Result<()> {
             println!("window: {} {}", longest.as_micros(), store.stats().control_messages);
             (since, longest) = (Instant::now(), Duration::ZERO);
         }
-        // As if it computed. Rank 0 remembers the last 32768 calls of each rank that do not repeat, which are
-        // to be few here.
+        // Stands for computation. It keeps the number of calls low, because rank 0 remembers the last 32768
+        // non-repeating calls of each rank.
         std::thread::sleep(Duration::from_millis(4));
     }
     Ok(())
 }
 
-/// Bits of `step` that look like chance.
+/// Returns a pseudo-random number that depends on `step`.
 fn mix(step: u64) -> u64 {
     let mixed = (step ^ (step >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,5 +1,5 @@
-//! Strangers at every port on which a job listens: a table of attacks by raw sockets on real jobs. No attack
-//! may change a sum, delay a job, take its memory or fill its log.
+//! Tests of strangers at every port on which a job listens. A table of attacks by raw sockets runs on real
+//! jobs. No attack may change a sum, delay a job, use up its memory or fill its log.
 //!
 //! | file | what is in it |
 //! | --- | --- |
@@ -12,7 +12,7 @@
 //! | `overheard` | a real greeting, recorded; resets of real connections |
 //! | `vitals` | sockets, descriptors, threads and memory of a process |
 //!
-//! `scripts/long adversary` runs it and prints what each attack did.
+//! `scripts/long adversary` runs these tests and prints what each attack did.
 #![cfg(feature = "ps")]
 
 mod attacks;
@@ -30,7 +30,8 @@ use attacks::{ATTACKS, CROWDED};
 use job::Job;
 use siege::{Siege, among_strangers};
 
-/// The limit for the start of a job while strangers connect. Without them it takes a second or two.
+/// The time limit of a job's start while strangers connect. Without strangers the start takes a second or
+/// two.
 const START: Duration = Duration::from_secs(10);
 
 #[test]

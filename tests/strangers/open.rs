@@ -1,5 +1,5 @@
-//! A job with servers that has no secret. Anybody may speak there, which its scheduler says; what he says is
-//! bounded, and what makes no sense is dropped.
+//! A job with servers that has no secret. Anybody may connect, and the scheduler warns of that. A stranger
+//! can send only a bounded amount, and frames without sense are dropped.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -12,13 +12,13 @@ use crate::job::Job;
 use crate::port::{OpenPort, is_closed};
 use crate::vitals::Vitals;
 
-/// The memory that a node may keep of all of it: for a scheduler the bytes that each admitted node sends at
-/// once wait.
+/// The memory by which a node may grow from all these frames. A scheduler keeps the bytes that each admitted
+/// node has sent until it handles them.
 const GROWTH: usize = 8 << 20;
 /// The time for which a sender of endless frames goes on.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Says at `port` that he is a node of this name: the connection, and the verdict.
+/// Connects to `port` under the name of a node. Returns the connection and the verdict.
 fn stranger(port: &OpenPort, name: &[u8]) -> (TcpStream, u8) {
     let stream = port.connect().unwrap().expect("it is accepted");
     let wanted = if port.owner == "scheduler" { "the scheduler" } else { &port.owner };
@@ -43,7 +43,8 @@ fn without_a_secret_hostile_frames_are_dropped_and_the_job_goes_on() {
     assert_eq!(verdict, 2, "no worker calls itself so");
     is_closed(&unknown).unwrap();
 
-    // Longer than any frame, without a number, with that of another, and no message.
+    // Frames that claim to be too long, a frame with a number that is not the next, and headers that hold no
+    // message.
     let next = [&MAGIC[..MAGIC.len() - 1], &[MAGIC[MAGIC.len() - 1] + 1, 0, 0]].concat();
     let headers = [b"garbage".to_vec(), [&MAGIC[..], &[7; 100]].concat(), next, vec![0xff; 1000]];
     let frames =
@@ -56,7 +57,7 @@ fn without_a_secret_hostile_frames_are_dropped_and_the_job_goes_on() {
         is_closed(&admitted).unwrap_or_else(|what| panic!("{said:?}: {what}\n{job}"));
     }
 
-    // Long frames without an end.
+    // Endless long frames.
     let (admitted, _) = stranger(scheduler, b"endless");
     let begun = Instant::now();
     let header = vec![0x55; 200_000];

@@ -1,9 +1,9 @@
-//! The greeting of a real node, recorded on its way, and resets of real connections.
+//! Records the greeting of a real node on its way, and resets real connections.
 //!
-//! Addresses of control ports travel inside MPI, so no stranger can put itself between two ranks by giving
-//! one another address. A process's parent may share its sockets, though (`pidfd_getfd`): a node's connection
-//! is reset, as anything on the way could do; while the process that listens is stopped, the node's next
-//! connection is accepted here and passed on, both ways.
+//! MPI carries the addresses of control ports, so no stranger can redirect a rank to another address. But a
+//! process's parent may share the process's sockets (`pidfd_getfd`). The test resets a node's connection, as
+//! any machine on the way could. It stops the listening process meanwhile, accepts the node's next connection
+//! itself, and forwards the bytes in both directions.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,15 +27,15 @@ pub(crate) struct Overheard {
 }
 
 impl Overheard {
-    /// Gets a node that is connected to `port` to connect again, and records that. Its connection ends with
-    /// this.
+    /// Makes a node that is connected to `port` connect again, and records its greeting. The recorded
+    /// connection is closed at the end.
     pub(crate) fn at(port: &OpenPort) -> io::Result<Self> {
         let all = tcp(port.pid);
         let listens = all.iter().find(|socket| socket.state == LISTENS && socket.local == port.at);
         let listener = TcpListener::from(shared(port.pid, listens.ok_or(ErrorKind::NotFound)?)?);
         let stopped = StoppedProcess::now(port.pid)?;
         reset_connections(port.clients[0], port.at)?;
-        // Not by an option of the listener, which its process shares.
+        // The listener has no timeout of its own, because its process shares the listener's options.
         let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
         if poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&limit))? == 0 {
             return Err(io::Error::other("the node does not connect again"));
@@ -44,13 +44,13 @@ impl Overheard {
         let owner = TcpStream::connect(port.at)?;
         drop(stopped);
         let overheard = pass_on(&node, &owner);
-        // What was on its way is sent again over the node's next connection.
+        // The node sends unreceived data again over its next connection.
         reset(node);
         reset(owner);
         overheard
     }
 
-    /// Says all of it again on a connection of its own, waiting for the other end as the node did.
+    /// Sends all recorded bytes again on `stream`, and waits for the other end's messages as the node did.
     pub(crate) fn say_again(&self, speaks: Speaks, stream: &TcpStream) -> io::Result<()> {
         let mut stream = stream;
         if speaks == Speaks::Nothing {
@@ -62,12 +62,12 @@ impl Overheard {
         stream.write_all(proof)
     }
 
-    /// All of it.
+    /// Returns all recorded bytes.
     pub(crate) fn said(&self) -> &[u8] {
         &self.said
     }
 
-    /// Returns the sender's name, and nothing of its secret.
+    /// Returns the sender's name, without its secret.
     pub(crate) fn name(&self) -> GivenName {
         GivenName {
             session: self.said[40..56].try_into().expect("sixteen bytes"),
@@ -87,7 +87,7 @@ pub(crate) fn reset_connections(pid: u32, to: SocketAddr) -> io::Result<usize> {
     for connection in &connections {
         match shared(pid, connection) {
             Ok(socket) => rustix::net::connect_unspec(socket)?,
-            // It has broken since it was listed.
+            // The connection has broken since it was listed.
             Err(cause) if cause.raw_os_error() == Some(rustix::io::Errno::BADF.raw_os_error()) => continue,
             Err(cause) => return Err(cause),
         }
@@ -96,7 +96,7 @@ pub(crate) fn reset_connections(pid: u32, to: SocketAddr) -> io::Result<usize> {
     Ok(count)
 }
 
-/// Another process's socket, as one of this process too.
+/// Opens another process's socket in this process too.
 fn shared(pid: u32, socket: &Socket) -> io::Result<OwnedFd> {
     let process = pidfd_open(id_of(pid)?, PidfdFlags::empty())?;
     Ok(pidfd_getfd(process, socket.fd, PidfdGetfdFlags::empty())?)
@@ -106,7 +106,7 @@ fn id_of(pid: u32) -> io::Result<Pid> {
     Pid::from_raw(pid as i32).ok_or_else(|| ErrorKind::InvalidInput.into())
 }
 
-/// A process that is stopped; dropping it lets it go on.
+/// A stopped process. Dropping this value lets the process go on.
 struct StoppedProcess(Pid);
 
 impl StoppedProcess {
@@ -133,7 +133,7 @@ impl Drop for StoppedProcess {
     }
 }
 
-/// Passes on what two ends say to each other, until the one that listens has admitted the other.
+/// Forwards the bytes between a node and the listening process, until that process has admitted the node.
 fn pass_on(node: &TcpStream, owner: &TcpStream) -> io::Result<Overheard> {
     let (by_node, by_owner) = (HELLO + PROOF, CHALLENGE + VERDICT);
     let (mut said, mut answered) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! A port of a job as strangers see it, and what each of their connections must come to.
+//! A port of a job as strangers see it, with checks of how their connections end.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -9,13 +9,14 @@ use rustix::net::sockopt::set_socket_linger;
 use crate::greetings::Speaks;
 use crate::overheard::Overheard;
 
-/// The time limit of a connection that has not proved that it is of the job, by both protocols, ...
+/// The time limit for a connection to prove that it belongs to the job. It is the same in both protocols.
 const GREETING: Duration = Duration::from_secs(5);
-/// ... and how much later its end may be seen on a busy machine.
+/// The additional time in which a busy machine must notice the end of a connection.
 const MARGIN: Duration = Duration::from_secs(2);
-/// The time in which a port must make a connection. The kernel tries again after a second.
+/// The time limit for connecting to a port. The kernel tries again after a second.
 const CONNECT: Duration = Duration::from_secs(4);
-/// The time limit of a connection that is never accepted: once the queue is full the kernel does not answer.
+/// The time limit for connecting to a port that accepts no connection. The kernel does not answer when the
+/// port's queue is full.
 const CONNECT_TO_QUEUE: Duration = Duration::from_millis(50);
 
 /// A port on which a process of a job listens.
@@ -25,24 +26,24 @@ pub(crate) struct OpenPort {
     pub(crate) pid: u32,
     pub(crate) at: SocketAddr,
     pub(crate) speaks: Speaks,
-    /// The processes of the job that are connected to it.
+    /// The processes of the job that are connected to the port.
     pub(crate) clients: Vec<u32>,
-    /// The first bytes of one of them, if they could be recorded.
+    /// The recorded greeting of one client. `None` if it could not be recorded.
     pub(crate) overheard: Option<Overheard>,
 }
 
-/// The result of an attack; its error is the fault, in words.
+/// The result of an attack. Its error describes the fault.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
 impl OpenPort {
-    /// A connection; `None` if this port's queue, of which nothing is accepted, is full.
+    /// Connects to the port. Returns `None` if the port accepts no connection and its queue is full.
     pub(crate) fn connect(&self) -> Outcome<Option<TcpStream>> {
         let limit = if self.speaks == Speaks::Nothing { CONNECT_TO_QUEUE } else { CONNECT };
         let stream = loop {
             match TcpStream::connect_timeout(&self.at, limit) {
                 Ok(stream) => break stream,
                 Err(_) if self.speaks == Speaks::Nothing => return Ok(None),
-                // It was accepted, and turned away before this end knew.
+                // The port accepted the connection and closed it before this end knew.
                 Err(cause) if cause.kind() == ErrorKind::ConnectionReset => {}
                 Err(cause) => return Err(format!("it does not take a connection within {limit:?}: {cause}")),
             }
@@ -51,14 +52,14 @@ impl OpenPort {
         set.map(|()| Some(stream)).map_err(|cause| format!("a connection cannot be used: {cause}"))
     }
 
-    /// Waits until the other end has ended every one of `strangers`, as it has to in the time for a greeting,
-    /// and looks at all that it said.
+    /// Waits until the other end has closed all of `strangers`, and checks all that it sent. It must close
+    /// them within the time limit of a greeting.
     pub(crate) fn sees_off(&self, strangers: Vec<TcpStream>) -> Outcome {
         self.sees_off_within(strangers, GREETING + MARGIN)
     }
 
-    /// As [`sees_off`](Self::sees_off), of strangers who have said something that nobody of the job says: at
-    /// once.
+    /// Does the same as [`sees_off`](Self::sees_off) for strangers who have sent bytes that no node of the
+    /// job sends. The other end must close them at once.
     pub(crate) fn sees_off_at_once(&self, strangers: Vec<TcpStream>) -> Outcome {
         self.sees_off_within(strangers, MARGIN)
     }
@@ -68,7 +69,7 @@ impl OpenPort {
         strangers.into_iter().try_for_each(|stranger| self.hears_nothing(&stranger, end))
     }
 
-    /// Reads until the other end has closed the connection, which has to be by `end`.
+    /// Reads until the other end has closed the connection, which must happen before `end`.
     fn hears_nothing(&self, stranger: &TcpStream, end: Instant) -> Outcome {
         let mut said = Vec::new();
         let mut buffer = [0; 4096];
@@ -103,12 +104,13 @@ impl OpenPort {
 
 /// Ends a connection by a reset.
 pub(crate) fn reset(stream: TcpStream) {
-    // If it cannot be set, the connection has ended.
+    // If the option cannot be set, the connection has ended.
     set_socket_linger(&stream, Some(Duration::ZERO)).ok();
     drop(stream);
 }
 
-/// Waits until the other end has closed the connection of one who was answered, which has to be at once.
+/// Waits until the other end has closed a connection that it has answered. It must close the connection at
+/// once.
 pub(crate) fn is_closed(mut stream: &TcpStream) -> Outcome {
     let end = Instant::now() + MARGIN;
     while Instant::now() < end {
@@ -121,7 +123,7 @@ pub(crate) fn is_closed(mut stream: &TcpStream) -> Outcome {
     Err(format!("the connection is still open after {MARGIN:?}"))
 }
 
-/// Says that nothing follows.
+/// Closes the sending side of the connection.
 pub(crate) fn finish(stream: &TcpStream) {
     // The other end may have closed it already.
     stream.shutdown(Shutdown::Write).ok();

@@ -1,4 +1,4 @@
-//! A job under attack, and what is looked at after each attack.
+//! A job under attack, and the checks after each attack.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +15,15 @@ use crate::vitals::Vitals;
 
 /// The time in which a worker must report.
 const WINDOW: Duration = Duration::from_secs(4);
-/// The memory that a process may keep of all attacks together, and that it may need while one goes on.
+/// The memory that a process may keep after all attacks together, and the memory that it may need during one
+/// attack.
 const GROWTH: usize = 4 << 20;
 const PEAK: usize = 8 << 20;
-/// The number of connections or threads that a process may have beyond the earlier number while strangers
-/// come: 64 of those who have not proved anything, as many that are being ended, and some of nodes.
+/// The number of additional connections or threads that a process may have during an attack: 64 for unproved
+/// strangers, 64 that are being closed, and some for nodes.
 const GUESTS: usize = 160;
-/// The time in which a process must have as many descriptors and threads as before, and the time for which it
-/// must keep that number.
+/// The time limit for a process to return to its earlier number of descriptors and threads, and the time for
+/// which it must keep that number.
 const REST: Duration = Duration::from_secs(8);
 const QUIET: Duration = Duration::from_secs(1);
 /// The least time between two lines of a process about strangers.
@@ -37,7 +38,7 @@ pub(crate) struct Siege {
 }
 
 impl Siege {
-    /// Finds the ports, and has a look at what nodes say when they connect to them.
+    /// Finds the ports, and records the greetings of nodes that connect to them.
     pub(crate) fn lay(job: Job) -> Self {
         let mut ports = job.ports();
         for port in &mut ports {
@@ -60,7 +61,8 @@ impl Siege {
         siege
     }
 
-    /// Returns the use of every process once the connections that were recorded are made again.
+    /// Returns the resource use of every process, after the nodes whose greetings were recorded have
+    /// connected again.
     fn at_rest(&self) -> BTreeMap<String, Vitals> {
         let counts = |all: &BTreeMap<String, Vitals>| -> Vec<_> {
             all.values().map(|vitals| (vitals.descriptors, vitals.threads)).collect()
@@ -81,7 +83,8 @@ impl Siege {
         last
     }
 
-    /// Returns the present use of every process; an error that names one that has ended.
+    /// Returns the present resource use of every process. Returns an error that names a process if it has
+    /// ended.
     fn vitals(&self) -> Outcome<BTreeMap<String, Vitals>> {
         let of = |member: &JobProcess| {
             let vitals = Vitals::of(member.pid).ok_or_else(|| format!("{} has ended", member.name))?;
@@ -90,7 +93,7 @@ impl Siege {
         self.job.members().iter().map(of).collect()
     }
 
-    /// Attacks every port at once, and looks at the job. Panics with all that is wrong.
+    /// Attacks all ports at once, and checks the job. Panics with a list of everything that is wrong.
     pub(crate) fn withstand(&self, name: &str, attack: Attack, step: Duration) {
         let begun = Instant::now();
         let before = self.windows();
@@ -145,7 +148,8 @@ impl Siege {
         peaks
     }
 
-    /// Adds to `wrong` what processes have kept, have had for a while, and have written.
+    /// Checks what the processes have kept, what they used during the attack, and what they have written.
+    /// Adds faults to `wrong`.
     fn look_at_processes(&self, peaks: &BTreeMap<String, Vitals>, wrong: &mut Vec<String>) {
         let now = match self.vitals_at_rest(wrong) {
             Ok(now) => now,
@@ -172,14 +176,15 @@ impl Siege {
         wrong.extend(self.told_too_often());
     }
 
-    /// Waits until every worker has made steps after the attack. The longest step since its beginning.
+    /// Waits until every worker has made steps after the attack. Returns the longest step since the attack
+    /// began.
     fn look_at_steps(&self, before: &BTreeMap<&str, usize>, limit: Duration, wrong: &mut Vec<String>) -> Duration {
         let is_star = self.ports.iter().any(|port| port.speaks == Speaks::ControlStar);
         let after = self.windows();
         let mut all = Duration::ZERO;
         for (name, before) in before {
             let end = Instant::now() + WINDOW;
-            // A window that began later, whole.
+            // Wait for a whole window that began after the attack.
             let wanted = after[name] + 2;
             while self.job.windows(name).len() < wanted && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(5));
@@ -202,7 +207,8 @@ impl Siege {
         all
     }
 
-    /// Returns the use of the processes once each has the descriptors and threads that it had before.
+    /// Returns the resource use of the processes, after each has returned to its earlier number of
+    /// descriptors and threads.
     fn vitals_at_rest(&self, wrong: &mut Vec<String>) -> Outcome<BTreeMap<String, Vitals>> {
         let end = Instant::now() + REST;
         loop {
@@ -221,8 +227,9 @@ impl Siege {
         }
     }
 
-    /// Processes that have written more of strangers than a line a minute. That a connection of the job
-    /// broke, which the test does too, is information; all else is about strangers.
+    /// Returns the processes that have written more than one line a minute about strangers. Lines about
+    /// broken connections of the job do not count, because the test breaks connections too. All other lines
+    /// are about strangers.
     fn told_too_often(&self) -> Vec<String> {
         let most = 1 + (self.begun.elapsed().as_secs() / LOG_EVERY.as_secs()) as usize;
         let members = self.job.members().iter();
@@ -236,8 +243,8 @@ impl Siege {
         self.job.written(name).err.lines().filter(|line| !line.contains(" INFO ")).map(str::to_owned).collect()
     }
 
-    /// Lets the job end, which it has to do well, after each process at whose port strangers were refused has
-    /// said so.
+    /// Lets the job end, after each process that refused strangers has logged this. Checks that the job ends
+    /// with success.
     pub(crate) fn end(self) {
         for port in self.ports.iter().filter(|port| port.speaks != Speaks::Nothing) {
             assert!(!self.lines_of(&port.owner).is_empty(), "{} wrote nothing of strangers:\n{}", port.owner, self.job);
@@ -252,7 +259,7 @@ impl Siege {
     }
 }
 
-/// Does each of `attacks` at `port` while `meanwhile` runs.
+/// Runs `attacks` on `port` while `meanwhile` runs.
 pub(crate) fn among_strangers<T>(port: &OpenPort, attacks: &[Attack], meanwhile: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         let strikes: Vec<_> = attacks.iter().map(|attack| scope.spawn(move || attack(port))).collect();

@@ -1,12 +1,12 @@
-//! The open resources of a process, by `/proc`: sockets, descriptors, threads, memory.
+//! The resources that a process uses, read from `/proc`: sockets, descriptors, threads and memory.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
-/// The states of a socket, as the kernel numbers them. A UDP socket that anybody may send to has that of a
-/// closed one.
+/// The states of a socket, as the kernel numbers them. A UDP socket that is open to all senders has the state
+/// of a closed socket.
 pub(crate) const ESTABLISHED: u8 = 1;
 pub(crate) const CLOSED: u8 = 7;
 pub(crate) const LISTENS: u8 = 10;
@@ -29,7 +29,7 @@ pub(crate) struct Vitals {
 }
 
 impl Vitals {
-    /// `None` if the process has ended.
+    /// Reads the resource use of a process. Returns `None` if the process has ended.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
@@ -40,7 +40,7 @@ impl Vitals {
         Some(Vitals { descriptors, threads, resident_bytes })
     }
 
-    /// The larger of each.
+    /// Returns the larger of each value.
     pub(crate) fn most(self, other: Self) -> Self {
         Vitals {
             descriptors: self.descriptors.max(other.descriptors),
@@ -50,12 +50,12 @@ impl Vitals {
     }
 }
 
-/// The TCP sockets that the process has open, over IPv4 and IPv6.
+/// Returns the open TCP sockets of the process, over IPv4 and IPv6.
 pub(crate) fn tcp(pid: u32) -> Vec<Socket> {
     sockets(pid, ["tcp", "tcp6"])
 }
 
-/// Its UDP sockets.
+/// Returns the open UDP sockets of the process.
 pub(crate) fn udp(pid: u32) -> Vec<Socket> {
     sockets(pid, ["udp", "udp6"])
 }
@@ -65,7 +65,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     threads.flatten().all(|thread| {
         let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The name before it may hold blanks and parentheses.
+        // The process's name before the state may contain blanks and parentheses.
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     })
 }
@@ -92,7 +92,8 @@ fn sockets(pid: u32, tables: [&str; 2]) -> Vec<Socket> {
         .collect()
 }
 
-/// `0100007F:1F90`: the address in groups of 32 bits as the processor has them, and the port.
+/// Parses an address and a port such as `0100007F:1F90`. The address is in groups of 32 bits in the
+/// processor's byte order.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let group = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());

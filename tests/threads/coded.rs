@@ -1,4 +1,4 @@
-//! Compressed gradients on simulated devices, against the same gradients in host memory.
+//! Tests that compressed gradients on simulated devices give the same bits as in host memory.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ fn config() -> Config {
     Config { timeout: Duration::from_secs(30), ..Config::default() }
 }
 
-/// One after the other on one key: residuals go from the devices to the host and back.
+/// The codecs that one key uses in turn. Residuals move from the devices to the host and back.
 const CODECS: [&str; 9] =
     ["2bit:0.5", "2bit:0.3", "1bit:0.5", "fp16", "2bit:0.3", "topk:0.1", "topk:0.1", "1bit:0.2", "1bit:0.2"];
 
-/// The bits that every step of compressed pushes of `count` values gives; `place` puts a value where the
-/// store wants it.
+/// Returns the bits after every step of compressed pushes of `count` values. `place` puts a value in the
+/// memory that the store expects.
 fn compressed(store: &KvStore, count: usize, len: usize, place: impl Fn(usize, Tensor) -> Tensor) -> Vec<Vec<u32>> {
     let push = |step: usize| {
         let value = |value: usize| {
@@ -72,7 +72,8 @@ fn on_devices<T: Send>(counts: &[usize], work: impl Fn(&KvStore, &Devices, &Simu
 #[test]
 fn gradients_compressed_on_devices_have_the_hosts_bits() {
     let config = config();
-    // Of 9 no device has a block, of 70 some have, of 100,003 all.
+    // With 9 elements no device has a block, with 70 some devices have a block, and with 100,003 all have
+    // one.
     for (ranks, count, len) in [(2, 2, 9), (2, 2, 70), (2, 2, 100_003), (3, 4, 1009), (1, 2, 1009), (2, 1, 33)] {
         let on_host = ranks::workers(ranks, &config, |store| compressed(store, count, len, |_, value| value));
         let on_devices = on_devices(&vec![count; ranks], |store, devices, _| {
@@ -108,15 +109,15 @@ fn only_codes_leave_the_devices_and_only_sums_of_codes_come_back() {
     }
 }
 
-/// The error that one rank of a job met, and its store's answer to later calls.
+/// The error that one rank of a job got, and its store's results of later calls.
 struct Outcome {
     met: Result<Vec<f32>>,
     after: Vec<Result<()>>,
     took: Duration,
 }
 
-/// Three compressed pushes on two ranks of two devices, of which `who` has a fault; what every rank met, and
-/// the steps of `who`.
+/// Makes three compressed pushes on two ranks of two devices, where rank `who` has a fault. Returns every
+/// rank's outcome, and the number of steps of `who`.
 fn faulty(codec: Codec, (who, fault): (usize, DeviceFault), timeout: Duration) -> (Vec<Outcome>, u64) {
     let config = Config { timeout, ..Config::default() };
     let platforms = [0, 1].map(|rank| Simulated::faulty(2, Some(fault).filter(|_| rank == who)));
@@ -154,8 +155,8 @@ fn one_of_two(engine: &Arc<Engine>, platform: &Arc<Simulated>, codec: Codec, con
         (0..3).try_for_each(|_| store.push("w", from_ref(&tensor), 0))?;
         let out = Tensor::zeros(DType::F32, &[100]);
         store.pull("w", from_ref(&out), 0)?;
-        // What was queued on the tensor's own stream is waited for here, and the other rank hears of what
-        // comes before the barrier.
+        // This download waits for the work that is queued on the tensor's stream. The other rank learns of
+        // errors before the barrier.
         devices.download(&tensor)?;
         store.barrier()?;
         out.to_vec::<f32>()
@@ -178,8 +179,8 @@ fn one_of_two(engine: &Arc<Engine>, platform: &Arc<Simulated>, codec: Codec, con
     Outcome { met, after, took }
 }
 
-/// The codecs whose gradient is encoded on the devices (`2bit`, `1bit`), and the one whose gradient passes
-/// through the host (`fp16`).
+/// The codecs that encode on the devices (`2bit`, `1bit`), and the codec that passes through the host
+/// (`fp16`).
 const ENCODED: [Codec; 3] = [Codec::TwoBit { threshold: 0.5 }, Codec::OneBit { threshold: 0.5 }, Codec::Fp16];
 
 #[test]
@@ -198,7 +199,7 @@ fn meet_faults(codec: Codec, manner: Manner, timeout: Duration) {
     for outcome in well {
         assert!(outcome.met.unwrap().iter().all(|value| *value != 0.0) && outcome.after.iter().all(Result::is_ok));
     }
-    // The last steps come after the last value was taken.
+    // The last 4 steps come after the last value was read.
     let faults: Vec<DeviceFault> = (0..steps - 4).map(|step| DeviceFault { step, manner }).collect();
     for faults in faults.chunks(16) {
         thread::scope(|scope| {

@@ -50,7 +50,7 @@ fn expected(reduction: Reduction, size: usize, i: usize) -> f64 {
 
 fn assert_close<T: Element>(found: T, expected: f64, what: &str) {
     let rounded = T::from_f64(expected).to_f64();
-    // Only an average is no integer, and is rounded once more in halves.
+    // All results but averages are integers. A float16 or bfloat16 average is rounded once more.
     assert!((found.to_f64() - rounded).abs() <= rounded.abs() / 100.0, "{what}: {} and {expected}", found.to_f64());
 }
 
@@ -136,12 +136,12 @@ fn an_alltoall_brings_each_rank_what_the_others_have_for_it() {
     for size in [1, 2, 3, 4] {
         on_ranks(size, |comm| {
             let me = comm.rank();
-            // As many for each.
+            // Blocks of equal length for all ranks.
             let equal = ints(&[2 * size], (0..2 * size).map(|i| (me * 100 + i / 2) as i64));
             let (found, taken) = comm.alltoall(&equal, None, None, &plain()).unwrap().wait().unwrap();
             let expected: Vec<i64> = (0..size).flat_map(|rank| vec![(rank * 100 + me) as i64; 2]).collect();
             assert_eq!((found.to_vec::<i64>().unwrap(), taken), (expected, vec![2; size]));
-            // Something else for each, and nothing for some.
+            // Blocks that differ between ranks, and none for some ranks.
             let split = |from: usize, to: usize| (from * 2 + to * 3) % 4 * 500;
             let splits: Vec<usize> = (0..size).map(|to| split(me, to)).collect();
             let comes: Vec<usize> = (0..size).map(|from| split(from, me)).collect();
@@ -224,8 +224,8 @@ fn calls_with_names_go_together_in_any_order_and_repeating_ones_need_no_messages
                 );
             }
         }
-        // The same order on each rank, every reduction of its own: frozen, fused with nothing of another
-        // sort.
+        // Every rank calls a sum and a max in turn, in the same order. The calls are frozen, and a sum is not
+        // fused with a max.
         let before = comm.traffic().2;
         for step in 0..30 {
             let (sum, max) = (ints(&[3], [step; 3]), ints(&[3], [step + comm.rank() as i64; 3]));
@@ -301,7 +301,7 @@ fn messages_between_two_ranks_are_told_apart_by_their_tags_and_ends() {
 #[test]
 fn a_receive_from_any_rank_takes_the_first_message_and_says_whose_it_is() {
     on_ranks(4, |comm| {
-        // Numbered in another way than in the job.
+        // The communicator's ranks have other numbers than in the job.
         let turned = comm.split(&[3, 2, 1, 0]).unwrap().unwrap();
         for (comm, rounds) in [(comm, 3), (&turned, 1)] {
             let me = comm.rank();
@@ -385,7 +385,8 @@ fn messages_that_do_not_fit_fail_at_both_ends_and_those_after_them_arrive() {
 
 #[test]
 fn a_receive_that_nobody_sends_to_is_an_error_and_no_hang() {
-    // All wait: nothing can come. Rank 1 waits for rank 0, which has called nothing of it.
+    // All ranks wait for messages that cannot come. Rank 1 waits for rank 0, which has called nothing that
+    // concerns rank 1.
     let errors = on_ranks(3, |comm| {
         let from = if comm.rank() == 1 { Some(0) } else { None };
         comm.recv(&ints(&[1], [0]), from, 0).unwrap().wait().err().unwrap()
@@ -431,7 +432,7 @@ fn process_sets_go_on_beside_each_other_and_beside_the_job() {
         for step in 0..30i64 {
             // The whole job's repeating calls are frozen meanwhile.
             let whole = comm.allreduce(&ints(&[100], vec![step; 100]), Reduction::Sum, &named("whole")).unwrap();
-            // Ranks of one set are far ahead of the other's.
+            // The ranks of one set are far ahead of those of the other set.
             for round in 0..(if comm.rank() % 2 == 0 { 3 } else { 1 }) {
                 let mine = ints(&[9], vec![comm.rank() as i64 + round; 9]);
                 let max = own.allreduce(&mine, Reduction::Max, &plain()).unwrap();
@@ -462,7 +463,8 @@ fn process_sets_go_on_beside_each_other_and_beside_the_job() {
     });
 }
 
-/// Each has two collectives, the lengths and the blocks, and there are more than have room at once.
+/// An allgather without lengths is two collectives: one for the lengths, one for the blocks. The test calls
+/// more of them than can be under way at once.
 #[test]
 fn a_rank_may_wait_for_the_first_of_many_operations_of_several_collectives_before_it_calls_the_others() {
     on_ranks(3, |comm| {
@@ -521,7 +523,8 @@ fn more_operations_than_go_at_once_are_done_in_order_while_those_of_a_set_pass_t
         let called: Vec<_> = (0..120i64)
             .map(|at| comm.allreduce(&ints(&[20_000], vec![at; 20_000]), Reduction::Sum, &plain()).unwrap())
             .collect();
-        // Rank 1 calls the same; the set's ranks wait for what was called last.
+        // Rank 1 has made the same 120 calls. The ranks of the set, 0 and 2, wait for the set's sum, which
+        // was called last.
         if let Some(set) = set {
             let last = set.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap();
             assert_eq!(last.wait().unwrap().to_vec::<i64>().unwrap(), [2]);
@@ -587,7 +590,7 @@ fn wrong_arguments_are_errors_of_the_caller_and_change_nothing() {
         };
         wrong("alltoall of 3 rows", comm.alltoall(&tensor, None, None, &plain()).err());
         let own_differs = comm.alltoall(&tensor, Some(&[1, 2]), Some(&[2, 1]), &plain());
-        wrong("it gives itself", own_differs.err());
+        wrong("it sends itself", own_differs.err());
         wrong("lengths [1, 1]", comm.reduce_scatter(&tensor, Reduction::Sum, Some(&[1, 1]), &plain()).err());
         wrong("[3]", comm.allgather(&tensor, Some(&[3]), &plain()).err());
         wrong("rank 2 of a communicator of 2", comm.broadcast(&tensor, 2, &plain()).err());
@@ -618,7 +621,7 @@ fn a_rank_that_never_comes_to_a_set_is_named() {
     let errors = on_ranks_with(3, &config, |comm| {
         let set = comm.split(&[0, 2]).unwrap();
         let Some(set) = set.filter(|_| comm.rank() == 0) else {
-            // Until the error has come here too.
+            // Wait until the error has come to this rank too.
             while comm.fault().is_none() {
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -641,7 +644,7 @@ fn a_rank_that_has_joined_adds_zeros_to_sums_and_refuses_what_has_no_zeros() {
         if comm.rank() == 2 {
             let max = comm.allreduce(&ints(&[1], [1]), Reduction::Max, &plain()).unwrap().wait();
             let text = max.err().map_or_else(String::new, |error| error.to_string());
-            assert!(text.contains("have joined"), "{text}");
+            assert!(text.contains("have called join"), "{text}");
         }
         assert!(comm.join().unwrap() < 3);
         let sum = comm.allreduce(&ints(&[1], [1]), Reduction::Sum, &plain()).unwrap().wait().unwrap();

@@ -1,5 +1,5 @@
-//! Stores over simulated devices, in one process: any number of ranks and devices, repeated steps, and a
-//! fault at every step.
+//! Tests of stores over simulated devices in one process: any number of ranks and devices, repeated steps,
+//! and a fault at every step.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::slice::from_ref;
@@ -15,22 +15,23 @@ use ringpull_base::{Algorithm, AlgorithmChoice, DType, Kind, Result, Tensor};
 use ringpull_device::{DeviceFault, Devices, Manner, Simulated};
 use ringpull_ps as ps;
 
-/// Short, since work that never ends is waited for this long.
+/// Returns the settings with this time limit. It is short, because the tests wait that long for work that
+/// never ends.
 fn config(timeout: Duration) -> Config {
     Config { timeout, ..Config::default() }
 }
 
-/// As `config`, by way of the host's memory.
+/// Returns the settings of `config`, with sums by way of host memory.
 fn staged(timeout: Duration) -> Config {
     Config { algorithm: Algorithm::Ring.into(), ..config(timeout) }
 }
 
-/// As `config`, by the devices of all ranks themselves.
+/// Returns the settings of `config`, with sums by the devices of all ranks.
 fn joined(timeout: Duration) -> Config {
     Config { algorithm: AlgorithmChoice::Nccl, ..config(timeout) }
 }
 
-/// One step of training on `devices`: outputs and values on every device, an optimizer, a pull to the host.
+/// Trains on `devices`, with outputs and values on every device, an optimizer, and a pull to the host.
 fn train(store: &KvStore, devices: &Devices, len: usize) -> Result<Vec<f32>> {
     let mine = (store.rank() + 1) as f64;
     store.init("w", &Tensor::full(DType::F32, &[len], 1.0))?;
@@ -51,8 +52,8 @@ fn train(store: &KvStore, devices: &Devices, len: usize) -> Result<Vec<f32>> {
     Ok(seen)
 }
 
-/// Returns the value that `train` must see: two steps of momentum with `ranks` ranks of these numbers of
-/// devices.
+/// Returns the value that `train` must get: two steps of momentum, with one rank per item of `counts` and
+/// that number of devices on it.
 fn expected(counts: &[usize]) -> f32 {
     let sum = |each: &dyn Fn(usize) -> usize| -> f32 {
         counts.iter().enumerate().map(|(rank, count)| (each(*count) * (rank + 1)) as f32).sum()
@@ -62,12 +63,13 @@ fn expected(counts: &[usize]) -> f32 {
     1.0 + first + second
 }
 
-/// Runs `train` on ranks with these numbers of devices; every rank's outcome.
+/// Runs `train` on ranks with these numbers of devices. Returns every rank's outcome.
 fn job(counts: &[usize], len: usize, limit: Duration) -> Vec<Result<Vec<f32>>> {
     job_of(&config(limit), counts, len, None).0
 }
 
-/// As `job`, with the ranks' settings, of whom one may have a fault; the platform of that one, or rank 0's.
+/// Runs a job as `job` does, with each rank's settings. One rank may have a fault. Returns also the platform
+/// of that rank, or of rank 0 if none has a fault.
 fn job_of(
     config: &Config,
     counts: &[usize],
@@ -177,7 +179,8 @@ fn one_process_meets_a_fault_at_any_step_with_an_error() {
     }
 }
 
-/// The last steps come after the last result was taken.
+/// Checks the outcome of a fault. A fault in the last 5 steps may go unnoticed, because it comes after the
+/// last result was read.
 fn check(outcome: &Result<Vec<f32>>, step: u64, manner: Manner, steps: u64) {
     match outcome {
         Err(error) => {
@@ -208,7 +211,7 @@ fn every_rank_meets_the_fault_of_another_whose_devices_sum_with_theirs() {
     meet_the_fault_of(joined, &[1, 1, 1], 2);
 }
 
-/// The outcomes of jobs in which `who` has one of `faults`. Each of them spends its time waiting.
+/// Returns the outcomes of jobs in which rank `who` has one of `faults`. Each job spends its time waiting.
 fn jobs_with(
     config: &Config,
     counts: &[usize],
@@ -230,7 +233,7 @@ fn jobs_with(
 }
 
 fn is_told(error: &str, who: usize) -> bool {
-    // A user of the devices beside the store learns from them only that their sum has ended, and not why.
+    // Code that uses the devices without the store learns only that their sum has ended, not the reason.
     ["injected at step", "aborted", "another rank is lost"].iter().any(|words| error.contains(words))
         || error.contains(&format!("rank {who}"))
 }
@@ -250,7 +253,8 @@ fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize], who: usiz
             .map(|outcome| outcome.as_ref().expect_err("a fault reaches every rank").to_string())
             .collect();
         assert!(texts.iter().all(|text| is_told(text, who)), "after {fault:?}: {texts:#?}");
-        // A rank that only learns that another is lost does not know why; one rank does.
+        // A rank that only learns of another rank's loss does not know the reason. At least one rank knows
+        // it.
         let knows = |text: &String| ["injected at step", "aborted"].iter().any(|words| text.contains(words));
         assert!(texts.iter().any(knows), "after {fault:?}: {texts:#?}");
     }
@@ -271,8 +275,8 @@ fn work_that_never_ends_where_devices_sum_over_ranks_is_an_error_on_every_rank_i
     assert!(start.elapsed() < Duration::from_secs(60), "{:?} for {steps} jobs", start.elapsed());
 }
 
-/// By `auto` devices that cannot meet are no error: the ranks sum another way. All other faults reach every
-/// rank.
+/// With `auto`, devices that cannot join are no error, because the ranks use another route. All other faults
+/// reach every rank.
 #[test]
 fn devices_that_cannot_join_leave_auto_the_other_routes() {
     let counts = [1, 1];
@@ -292,20 +296,20 @@ fn devices_that_cannot_join_leave_auto_the_other_routes() {
                 assert!(is_told(&text, who), "rank {rank} after {fault:?}: {text}");
             }
         }
-        // Naming the meeting is rank 0's alone.
+        // Only rank 0 creates the identifier of the join.
         assert_eq!(survived, if who == 0 { 2 } else { 1 });
     }
 }
 
-/// Returns the address of the `number`-th job's scheduler: an address of this process, and a port that the
-/// system gives to nobody by itself.
+/// Returns the address of the `number`-th job's scheduler: an address that only this process uses, and a port
+/// that the system does not assign by itself.
 fn address(number: usize) -> SocketAddr {
     let [.., upper, lower] = std::process::id().to_be_bytes();
     (Ipv4Addr::new(127, upper, lower, 7), 20_000 + number as u16).into()
 }
 
-/// A job of one worker whose platform may have a fault, a server and a scheduler, all threads of this
-/// process.
+/// Runs a worker, a server and a scheduler as threads of this process. The worker's platform may have a
+/// fault.
 fn with_servers(kind: Kind, root: SocketAddr, fault: Option<DeviceFault>) -> (Result<Vec<f32>>, u64) {
     let (count, limit) = (2, Duration::from_secs(20));
     let node_host = Some(root.ip());
@@ -342,7 +346,7 @@ fn meet_faults_with_servers(kind: Kind, first_address: usize) {
     assert!(steps > 20, "{steps} steps");
     let steps_of = |manner| (0..steps).map(move |step| DeviceFault { step, manner });
     let faults: Vec<DeviceFault> = steps_of(Manner::Returned).chain(steps_of(Manner::Later)).collect();
-    // Each of them spends its time meeting and parting.
+    // Each job spends its time on starting and ending.
     println!("{} faults of a worker of servers", faults.len());
     let numbered: Vec<(usize, DeviceFault)> = (first_address + 1..).zip(faults).collect();
     for faults in numbered.chunks(16) {

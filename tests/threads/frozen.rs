@@ -1,5 +1,5 @@
-//! The cost of a loop of steps once its calls have repeated themselves, and the behaviour when they do not:
-//! over ranks that are threads, without MPI.
+//! Tests of the cost of a loop of steps after its calls have repeated, and of the behaviour when they stop
+//! repeating. The ranks are threads, without MPI.
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
@@ -19,7 +19,8 @@ fn patient(timeout: Duration) -> Config {
     Config { timeout, ..Config::default() }
 }
 
-/// Elements of a key: short ones, and every third too long for a bucket.
+/// Returns the number of elements of a key. Every third key is too long for a bucket, and the other keys are
+/// short.
 fn len(key: i64) -> usize {
     if key % 3 == 2 { 200_000 } else { 100 + key as usize }
 }
@@ -32,13 +33,13 @@ fn init(store: &KvStore) -> Vec<Tensor> {
     tensors
 }
 
-/// A gradient whose sums are not exact.
+/// Returns a gradient whose sums are not exact.
 fn gradient(store: &KvStore, key: i64, step: usize) -> Tensor {
     let value = |index: usize| 1.0 / (index + step + 1 + 7 * store.rank() + key as usize) as f32;
     Tensor::from_slice(&[len(key)], &(0..len(key)).map(value).collect::<Vec<f32>>())
 }
 
-/// Pushes every key and pulls every key; what was pulled.
+/// Pushes and pulls every key. Returns the pulled values.
 fn step(store: &KvStore, keys: &[i64], number: usize) -> Result<Vec<u32>> {
     let mut keys = keys.to_vec();
     // Ranks may call in different orders.
@@ -126,7 +127,7 @@ fn a_sequence_that_changes_is_agreed_on_again() {
         for (round, keys) in [all_keys(), few, all_keys(), vec![3], all_keys()].iter().enumerate() {
             (0..9).for_each(|number| drop(step(store, keys, 10 * round + number).unwrap()));
         }
-        // Reading in the middle of a step, on one rank alone.
+        // One rank alone reads in the middle of a step.
         for number in 0..20 {
             for key in 0..KEYS {
                 store.push(key, &[gradient(store, key, number)], 0).unwrap();
@@ -139,14 +140,14 @@ fn a_sequence_that_changes_is_agreed_on_again() {
     });
 }
 
-/// On every way: by messages, in shared memory, and in both.
+/// Checks every route: messages, shared memory, and both together.
 #[test]
 fn a_rank_may_wait_for_a_later_key_before_it_calls_an_earlier_one() {
     let config = patient(LONG);
     for hosts in [[0, 1, 2, 3], [0; 4], [0, 0, 1, 1]] {
         on_hosts(&hosts, &config, &|engine: &Arc<Engine>| {
             let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), &config);
-            // Too long for a bucket together, and more than have room in shared memory at once.
+            // The keys are too long to share a bucket, and too many for shared memory at once.
             let shape = [300_000];
             let keys = 0..24;
             keys.clone().for_each(|key| store.init(key, &Tensor::zeros(DType::F32, &shape)).unwrap());
@@ -158,8 +159,8 @@ fn a_rank_may_wait_for_a_later_key_before_it_calls_an_earlier_one() {
                 assert!(out.to_vec::<f32>().unwrap().iter().all(|sum| *sum == 4.0), "key {key} on {hosts:?}");
             };
             for step in 0..24 {
-                // The cycle is frozen by then. Some ranks wait for a later key, or for the first, before they
-                // call the others.
+                // The cycle is frozen in these steps. Some ranks wait for a later key, or for the first key,
+                // before they call the other keys.
                 if step % 8 == 7 && store.rank() % 2 == 1 {
                     let first = if step == 7 { 0 } else { 12 };
                     push(first);
@@ -235,7 +236,7 @@ fn two_stores_on_one_engine_are_frozen_together() {
 
 #[test]
 fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
-    // Long enough for a thread that a crowded machine keeps from running for some tens of milliseconds.
+    // Long enough to tolerate a busy machine that does not run a thread for some tens of milliseconds.
     const LONG_LEN: usize = 16 << 20;
     let (config, rounds) = (patient(LONG), 6);
     let gates: Vec<Barrier> = (0..rounds).map(|_| Barrier::new(2)).collect();
@@ -257,7 +258,8 @@ fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
                 store.push("short", std::slice::from_ref(&short), 0).unwrap();
                 gate.wait();
             } else {
-                // What rank 0 has begun moves when this rank begins it, which is when it has called both.
+                // Rank 0's operations progress after this rank has begun them, and it begins them after it
+                // has called both.
                 gate.wait();
                 store.push("short", std::slice::from_ref(&short), 0).unwrap();
                 store.push("long", std::slice::from_ref(&long), -1).unwrap();
@@ -275,12 +277,12 @@ fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
     }
 }
 
-/// The time for which a call may stay alone in tests of that. Longer than a crowded machine keeps a rank from
-/// running.
+/// The time for which a call may wait for the other ranks, in tests of that limit. It is longer than a busy
+/// machine keeps a rank from running.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The error of each of 3 ranks when rank 1 goes its own way in step 100. The others may get it while they
-/// still read what step 99 gave.
+/// Returns the error of each of 3 ranks when rank 1 makes other calls in step 100. The other ranks may get
+/// the error while they still read the results of step 99.
 fn odd_step(patience: Duration, odd: impl Fn(&KvStore) -> Result<()> + Sync) -> Vec<Error> {
     workers(3, &patient(patience), |store| {
         init(store);

@@ -1,5 +1,5 @@
-//! Ranks with different amounts of data: a rank that has joined is as good as one that pushes zeros. Over
-//! ranks that are threads.
+//! Tests of ranks with different amounts of data: a rank that has joined has the same effect as a rank that
+//! pushes zeros. The ranks are threads.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::ranks;
 
 const LONG: Duration = Duration::from_secs(20);
 const KEYS: i64 = 4;
-/// Batches that all ranks have after they have joined.
+/// The number of batches that all ranks have after they have joined.
 const MORE: usize = 4;
 
 fn patient(timeout: Duration) -> Config {
     Config { timeout, ..Config::default() }
 }
 
-/// Elements of a key: three that share a bucket, and one too long for it.
+/// Returns the number of elements of a key. Three keys share a bucket, and one key is too long for a bucket.
 fn len(key: i64) -> usize {
     if key == 2 { 150_000 } else { 130 + key as usize }
 }
@@ -31,7 +31,7 @@ fn init(store: &KvStore) {
     (0..KEYS).for_each(|key| store.init(key, &Tensor::full(DType::F32, &[len(key)], 4.0)).unwrap());
 }
 
-/// A gradient of small multiples of 1/4: however the ranks' are added, the sums are exact.
+/// Returns a gradient of small multiples of 1/4. Sums over the ranks are exact in any order of addition.
 fn gradient(rank: usize, key: i64, batch: usize) -> Tensor {
     let value = |at: usize| ((at * 7 + batch * 5 + rank * 3 + key as usize) % 17) as f32 / 4.0 - 2.0;
     Tensor::from_slice(&[len(key)], &(0..len(key)).map(value).collect::<Vec<f32>>())
@@ -49,8 +49,9 @@ fn values(store: &KvStore) -> Vec<u32> {
 
 type Step<'a> = dyn Fn(&KvStore, i64, Tensor) + Sync + 'a;
 
-/// The values on each of 3 ranks after each has had its `batches`, and after some that all have, where those
-/// that have no more either join or push zeros. `before` is called before each batch.
+/// Returns the values on each of 3 ranks after each rank has had its `batches`, and after `MORE` batches on
+/// all ranks. A rank without further batches either joins or pushes zeros. `before` is called before each
+/// batch.
 fn trained(
     batches: [usize; 3],
     joins: bool,
@@ -82,7 +83,7 @@ fn trained(
 }
 
 fn compare(before: impl Fn(&KvStore, usize) + Sync, step: impl Fn(&KvStore, i64, Tensor) + Sync) {
-    // Long after the steps were frozen, and before.
+    // Ranks join long after the steps were frozen, and before.
     for batches in [[5, 7, 10], [10, 5, 7], [1, 0, 2]] {
         let joined = trained(batches, true, &before, &step);
         let zeros = trained(batches, false, &before, &step);
@@ -204,7 +205,7 @@ fn a_job_in_which_nobody_has_data_can_join_and_one_rank_alone_need_not_wait() {
     assert_eq!(local.join(), Ok(0));
 }
 
-/// Does nothing of its own until the store reports a fault.
+/// Waits until the store reports a fault, and makes no other call.
 fn until_told(store: &KvStore) -> Result<()> {
     loop {
         store.wait_all()?;
@@ -261,7 +262,7 @@ fn a_rank_that_dies_after_it_has_joined_is_named_on_every_rank() {
                         return error;
                     }
                     if rank == 0 && batch == 2 {
-                        // Rank 1 has pushed nothing: that this is done shows that it has joined.
+                        // Rank 1 has pushed nothing. The end of this push shows that rank 1 has joined.
                         has_joined.wait();
                     }
                 }

@@ -1,5 +1,5 @@
-//! Stores and communicators over ranks that are threads of this process: their order, overlap and faults,
-//! their bits, and what they send. Nothing here needs MPI.
+//! Tests of stores and communicators whose ranks are threads of this process: of their order, overlap,
+//! faults, results and traffic. No test here needs MPI.
 
 mod coded;
 mod communicator;

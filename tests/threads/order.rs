@@ -1,4 +1,4 @@
-//! `dist_sync_mpi` over ranks that are threads: order, overlap and faults, without MPI.
+//! Tests of `dist_sync_mpi` with threads as ranks, without MPI: order, overlap and faults.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -13,7 +13,7 @@ use ringpull_base::{Buffer, DType, Error, Kind, Result, Tensor};
 
 use crate::ranks;
 
-/// As [`ranks::workers`], with faults after `timeout`.
+/// Runs `work` as [`ranks::workers`] does. Waits become faults after `timeout`.
 fn workers<T: Send>(size: usize, timeout: Duration, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
     ranks::workers(size, &Config { timeout, ..Config::default() }, work)
 }
@@ -59,7 +59,7 @@ fn push_returns_while_a_peer_has_not_come_and_reading_an_output_waits_for_it() {
         }
         store.push_pull("w", &[gradient], std::slice::from_ref(&out), 0).unwrap();
         if store.rank() == 0 {
-            // Rank 1 has not pushed yet, and this rank got here: push returned before communication ended.
+            // This rank gets here before rank 1 has pushed, so push returned before communication ended.
             gate.wait();
         }
         assert_eq!(out.to_vec::<f32>().unwrap(), vec![2.0; 1000]);
@@ -156,7 +156,7 @@ fn a_call_after_rank_0_has_ended_its_run_is_an_error_that_names_it() {
 fn ranks_that_compress_differently_all_get_one_error() {
     let errors = workers(3, LONG, |store| {
         let text = if store.rank() == 1 { "2bit:0.25" } else { "2bit:0.5" };
-        // The fault of two ranks may reach the third in whatever it does.
+        // The fault of two ranks may reach the third rank in any of its calls.
         let pushed = store
             .init("w", &ones(4))
             .and_then(|()| store.set_gradient_compression(&text.parse().unwrap()))
@@ -171,7 +171,7 @@ fn ranks_that_compress_differently_all_get_one_error() {
     }
 }
 
-/// Every codec's traffic on long keys, and sums that are the same on every rank.
+/// Checks every codec's traffic on long keys, and that the sums are the same on every rank.
 #[test]
 fn codes_travel_instead_of_floats() {
     const LEN: usize = 1 << 20;
@@ -188,7 +188,7 @@ fn codes_travel_instead_of_floats() {
             store.barrier().unwrap();
             (store.stats().sent_bytes - before, sum)
         });
-        // What an allreduce of floats sends.
+        // The number of bytes that an allreduce of floats sends.
         let plain = 2.0 * 3.0 / 4.0 * (LEN * 4) as f64;
         for (sent, sum) in &results {
             assert!(
@@ -232,8 +232,8 @@ fn the_owner_of_a_collectives_memory_gets_the_fault_or_the_memory() {
     }
 }
 
-/// As MXNet's engine: keys in the order in which gradients come, the next step when all sums have been
-/// returned, and no word of that.
+/// Works as MXNet's engine does: pushes keys in the order of their gradients, begins the next step when all
+/// sums have been returned, and never calls a wait.
 #[test]
 fn a_caller_that_only_watches_its_tensors_is_never_held_up_by_a_bucket() {
     const KEYS: i64 = 4;
@@ -245,8 +245,8 @@ fn a_caller_that_only_watches_its_tensors_is_never_held_up_by_a_bucket() {
             for step in 0..20 {
                 let (told, returned) = std::sync::mpsc::channel();
                 let mut keys: Vec<i64> = (0..KEYS).collect();
-                // The first step comes in another order than those after it, so that the first calls that
-                // repeat begin within a step.
+                // The first step has another order than the later steps, so that the repeating calls begin in
+                // the middle of a step.
                 keys[..=turns].rotate_left(usize::from(step == 0));
                 for key in keys {
                     let told = told.clone();

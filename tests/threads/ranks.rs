@@ -1,4 +1,4 @@
-//! Ranks of `dist_sync_mpi` that are threads.
+//! Runs ranks of `dist_sync_mpi` as threads.
 
 use std::sync::Arc;
 
@@ -16,14 +16,15 @@ pub(crate) fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvSt
     })
 }
 
-/// Runs `work` with the engine of each of `size` ranks: first as if all were on one host, where they share memory,
-/// then each on its own. Returns what the latter gives. Engines end together, when all work is done.
+/// Runs `work` with the engine of each of `size` ranks: first as if all ranks were on one host, where they
+/// share memory, then as if each were on its own host. Returns the results of the second run. Engines end
+/// together, when all work is done.
 pub(crate) fn on_engines<T: Send>(size: usize, config: &Config, work: impl Fn(&Arc<Engine>) -> T + Sync) -> Vec<T> {
     on_hosts(&vec![0; size], config, &work);
     on_hosts(&(0..size).collect::<Vec<_>>(), config, &work)
 }
 
-/// As [`on_engines`], of ranks on these hosts.
+/// Runs `work` as [`on_engines`] does, with the ranks on these hosts.
 pub(crate) fn on_hosts<T: Send>(
     hosts: &[usize],
     config: &Config,

@@ -1,5 +1,5 @@
-//! `RINGPULL_CHECK_REPLICAS` over ranks that are threads: a rank that holds another value is named on every
-//! rank, and nothing else is.
+//! Tests of `RINGPULL_CHECK_REPLICAS` with threads as ranks: every rank's error names the rank that holds a
+//! different value, and no error comes without a difference.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -35,8 +35,8 @@ fn named(error: &Error) -> Option<(String, u64, Vec<usize>, Vec<usize>)> {
     }
 }
 
-/// Steps in which the updater of rank 1 of three is off by one from the fifth update of "v" on; the first
-/// error of each rank.
+/// Runs steps in which the updater of rank 1 of three is off by one from the fifth update of "v" on. Returns
+/// the first error of each rank.
 fn differing(check_replicas: u64) -> Vec<Option<Error>> {
     workers(3, check_replicas, |store| {
         let (rank, mut calls) = (store.rank(), 0);
@@ -75,7 +75,7 @@ fn a_rank_with_another_value_is_named_with_the_key_on_every_rank() {
 #[test]
 fn nothing_is_compared_unless_it_is_asked_for() {
     assert_eq!(differing(0), [None, None, None]);
-    // Not so often either.
+    // Checks that are less frequent find no difference either.
     assert_eq!(differing(13), [None, None, None]);
 }
 
@@ -132,7 +132,7 @@ fn every_way_of_updating_leaves_the_same_bits_on_every_rank() {
     }
 }
 
-/// The second push of a key waits for the first; none may pass one that is compared meanwhile.
+/// The second push of a key waits for the first push. No push may pass a push that is being compared.
 #[test]
 fn keys_that_are_pushed_twice_without_a_wait_are_compared_in_one_order() {
     let compressed = "2bit:0.5".parse().unwrap();
@@ -238,8 +238,8 @@ fn steps_whose_calls_change_are_compared_as_well() {
             let keys: Vec<i64> = (0..8).collect();
             keys.iter().for_each(|key| store.init(*key, &ones(50)).unwrap());
             for step in 0..160 {
-                // Now and then each rank takes another order, and some keys are left out; then steps repeat
-                // themselves again.
+                // In some steps each rank uses another order and leaves some keys out. After them the steps
+                // repeat again.
                 let (turn, left_out) = if step % 20 < 3 { (3 * store.rank() + seed + step, step % 8) } else { (0, 8) };
                 let mut order = keys.clone();
                 order.rotate_left(turn % 8);

@@ -1,5 +1,6 @@
-//! Optimizers whose states are divided over the ranks, against the same optimizers on every rank: the same
-//! bits, the same bytes on the wire, a part of the states. Over ranks that are threads.
+//! Compares optimizers with states divided over the ranks with the same optimizers on every rank. The bits
+//! and the bytes on the wire are the same, and each rank holds only a part of the states. The ranks are
+//! threads.
 
 use std::path::Path;
 use std::slice::from_ref;
@@ -23,15 +24,15 @@ fn set(store: &KvStore, optimizer: &str, is_sharded: bool) -> Result<()> {
     if is_sharded { store.set_sharded_optimizer(&optimizer) } else { store.set_optimizer(&optimizer) }
 }
 
-/// Keys that share buckets, of fewer elements than there are ranks too, and one that is too long for a
-/// bucket.
+/// The lengths of the keys. Most keys share buckets, some have fewer elements than there are ranks, and one
+/// is too long for a bucket.
 const LENS: [usize; 7] = [300, 1, 200_003, 0, 3, 1000, 77];
 
 fn key(index: usize) -> String {
     format!("key {index}")
 }
 
-/// A gradient whose sums are not exact.
+/// Returns a gradient whose sums are not exact.
 fn gradient(store: &KvStore, dtype: DType, len: usize, step: usize) -> Tensor {
     let value = |at: usize| 1.0 / (at % 1000 + step + 1 + 7 * store.rank()) as f64 - 0.1;
     ringpull_base::with_element!(dtype, T => {
@@ -57,7 +58,7 @@ fn init(store: &KvStore, dtype: DType) {
     }
 }
 
-/// The values of all keys after each of some steps, enough of them to be frozen and fused.
+/// Returns the values of all keys after each step. Enough steps run for their calls to be frozen and fused.
 fn trained(store: &KvStore, dtype: DType, form: Form, steps: usize) -> Vec<Vec<u8>> {
     let mut seen = Vec::new();
     for step in 0..steps {
@@ -164,7 +165,7 @@ fn each_rank_has_its_part_of_the_states_and_as_many_bytes_travel() {
     assert_eq!(sent(&sharded), sent(&replicated));
 }
 
-/// The second push of a key is held until the first is done, and others pass it.
+/// The second push of a key is held until the first push is done, and pushes of other keys pass it.
 #[test]
 fn a_rank_may_wait_for_a_key_that_was_pushed_twice_before_it_pushes_the_others() {
     ranks::workers(3, &by(AlgorithmChoice::Auto), |store| {
@@ -208,7 +209,7 @@ fn compressed_gradients_and_rows_are_updated_by_parts_with_the_same_bits() {
                 let ids = [(step + store.rank() as i64) % 7, (step * 3 + 2) % 7];
                 let rows = RowSparse::new(&[7, 5], &ids, Tensor::full(DType::F32, &[2, 5], 0.3 + step as f64)).unwrap();
                 store.push_rows("table", &[rows], 0).unwrap();
-                // Dense gradients and rows of one key share its states.
+                // Dense gradients and rows of one key share the key's states.
                 if step == 3 {
                     let dense = Tensor::full(DType::F32, &[7, 5], 0.1);
                     store.push("table", &[dense], 0).unwrap();
@@ -252,8 +253,8 @@ fn ranks_that_have_joined_go_on_with_their_parts() {
     assert!(sharded == replicated);
 }
 
-/// Three steps of rank 0's gradients, the others adding zeros, from states and weights that were saved if
-/// there are any; then saves them. The values.
+/// Runs three steps in which rank 0 pushes gradients and the other ranks push zeros. Loads the states and
+/// weights of `loads` first, if it is given, and saves them as `saves` at the end. Returns the values.
 fn stage(size: usize, is_sharded: bool, folder: &Path, loads: Option<&str>, saves: &str) -> Vec<Vec<u8>> {
     let seen = ranks::workers(size, &by(AlgorithmChoice::Auto), |store| {
         set(store, "adam,lr=0.1", is_sharded).unwrap();
@@ -369,13 +370,13 @@ fn a_store_with_a_sharded_optimizer_takes_no_other_and_a_replicated_one_may_be_s
 /// meets rank 0 first. Rank 0's second push waits for the first one, which waits for rank 1.
 #[test]
 fn a_divided_sum_that_waits_for_an_earlier_one_keeps_no_process_set_waiting() {
-    // The ranks of a whole job do not make their set by themselves.
+    // The ranks of a whole job do not create their process set themselves.
     for (size, is_first) in [(2, false), (3, false), (3, true)] {
         let config = by(AlgorithmChoice::Ordered);
         let messages = ranks::on_engines(size, &config, |engine| {
             let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), &config);
             let comm = Communicator::over(Arc::clone(engine), &config).unwrap();
-            // In this order they are a set even if they are all.
+            // In this order the ranks make a process set even if they are all ranks of the job.
             let make = || comm.subset(&[1, 0]).unwrap();
             let made = (!is_first && comm.rank() < 2).then(make);
             let meet = || {

@@ -9,7 +9,7 @@ use crate::named::named;
 use crate::{Error, did_you_mean};
 
 named! {
-    /// The ways that are plans of our own; `ringpull-plan` has a file for each.
+    /// The algorithms that are plans of ringpull. `ringpull-plan` has a file for each.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Algorithm {
@@ -47,7 +47,7 @@ pub enum AlgorithmChoice {
     Ordered,
     /// By the library under the transport: `MPI_Allreduce`.
     Native,
-    /// Memory of devices by the devices themselves, on GPUs by NCCL; that of the host as by `auto`.
+    /// Memory of devices by the devices themselves, on GPUs by NCCL. Host memory as with `auto`.
     Nccl,
 }
 

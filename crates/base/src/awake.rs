@@ -1,20 +1,20 @@
 //! The rule for how long a waiting thread stays awake before it sleeps. Every wait for another thread or rank
 //! uses it.
 //!
-//! Waking up takes a good part of the time of a short operation. So a thread first looks again and again, and
-//! yields its core between two looks. This pays only while there are cores to spare. If another thread
-//! computes on the core, the yield returns milliseconds later. A thread that sleeps gets a core soon after it
-//! is woken, because the scheduler prefers threads that have run little. Two late yields within 50 ms show
-//! that cores are busy. From then on every wait of the process sleeps at once, for 100 ms at first. That time
-//! doubles, up to 1 s, each time the next try is late too.
+//! Waking up takes a good part of the time of a short operation. So a thread first polls, and yields its core
+//! between two polls. This pays only while there are free cores. If another thread computes on the core, the
+//! yield returns milliseconds later. A thread that sleeps gets a core soon after it is woken, because the
+//! scheduler prefers threads that have run little. Two late yields within 50 ms show that cores are busy.
+//! From then on every wait of the process sleeps at once, for 100 ms at first. That time doubles, up to 1 s,
+//! each time the next try is late too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::waits::since_start_ns;
 
-/// A yield that takes this long gave the core to a thread that computes. Yields between ranks that share a
-/// core return sooner, except for a few in each second.
+/// A yield that takes at least this time gave the core to a thread that computes. Yields between ranks that
+/// share a core return sooner, except for a few in each second.
 const LATE: Duration = Duration::from_micros(1500);
 /// The time within which a second yield must be late. Beside a thread that computes, every other yield is
 /// late.
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 static CORES: Cores = Cores::new();
 
-/// The knowledge of a process about the cores that it runs on. Times are nanoseconds since the start of the
+/// The knowledge of a process about the cores on which it runs. Times are nanoseconds since the start of the
 /// process.
 struct Cores {
     /// The time until which the cores count as busy.
@@ -45,7 +45,7 @@ impl Cores {
         now_ns < self.busy_until.load(Ordering::Relaxed)
     }
 
-    /// Records a late yield. Several threads may do so at the same time; any of their values is valid.
+    /// Records a late yield. Several threads may do so at the same time, and any of their values is valid.
     fn record_late(&self, now_ns: u64) {
         let (until_ns, pause_ns) = (self.busy_until.load(Ordering::Relaxed), self.pause.load(Ordering::Relaxed));
         let before_ns = self.late_at.swap(now_ns, Ordering::Relaxed);
@@ -77,7 +77,7 @@ pub struct Awake {
 }
 
 impl Awake {
-    /// A wait that stays awake for at most `limit`.
+    /// Returns a wait that stays awake for at most `limit`.
     pub fn new(limit: Duration) -> Self {
         let now = Instant::now();
         Awake { begun: now, now, limit }
@@ -114,7 +114,7 @@ mod tests {
             let until_ns = cores.busy_until.load(Ordering::Relaxed);
             pauses_ns.push(until_ns - now_ns);
             assert!(cores.are_busy(now_ns) && cores.are_busy(until_ns - 1));
-            // A second thread that was late at the same time.
+            // A second thread was late at the same time.
             cores.record_late(now_ns + 1);
             assert_eq!(cores.busy_until.load(Ordering::Relaxed), until_ns);
             now_ns = until_ns + short_ns / 2;

@@ -1,5 +1,5 @@
-//! Names that one process of this host holds at a time: a process that wants a role finds out from them that
-//! another has it.
+//! Names that one process of this host holds at a time. With them a process that wants a role finds out if
+//! another process has it.
 //!
 //! A name is an abstract socket. The kernel gives it to one process and takes it back when that process ends,
 //! however it ends; there is no file that could be left behind or planted. Any user may take any such name,
@@ -16,19 +16,19 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::forked;
 
-/// The most processes that may ask for the holder of a name; a host may allow fewer.
+/// The most processes that may ask for the holder of a name. A host may allow fewer.
 const QUESTIONS: i32 = 4096;
 
-/// A name that this process has until it ends. Neither its forked children nor a program that takes its place
-/// have it.
+/// A name that this process has until it ends. Its forked children do not have it, nor does a program that
+/// replaces this process by `exec`.
 #[derive(Debug)]
 pub struct Claim {
     _socket: OwnedFd,
 }
 
 impl Claim {
-    /// Takes the name; an error with the process that has it. `None` where the system has no such names, or
-    /// another user has taken it.
+    /// Takes the name. If another process has it, returns that process as an error. Returns `None` if the
+    /// system has no such names, or another user has taken the name.
     pub fn take(name: &str) -> Result<Option<Self>, u32> {
         /// The number of questions to a holder that is about to take the name, or about to end.
         const ATTEMPTS: usize = 50;
@@ -51,7 +51,7 @@ impl Claim {
         Ok(None)
     }
 
-    /// The process that has the name.
+    /// Returns the process that has the name.
     pub fn holder(name: &str) -> Option<u32> {
         holder(&address_of(name).ok()?).ok()?
     }
@@ -62,7 +62,8 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Processes that may have the same number in another container have another name.
+/// Returns the address of a name. In another container, where other processes may have these numbers, it is
+/// different.
 fn address_of(name: &str) -> Result<SocketAddrUnix, Errno> {
     let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let user = rustix::process::getuid().as_raw();
@@ -70,7 +71,7 @@ fn address_of(name: &str) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("ringpull-{hash:032x}").as_bytes())
 }
 
-/// The process that listens there, if it is one of this user.
+/// Returns the process that listens at the address, if it is this user's.
 fn holder(address: &SocketAddrUnix) -> Result<Option<u32>, Errno> {
     let socket = new_socket()?;
     connect(&socket, address)?;
@@ -79,7 +80,7 @@ fn holder(address: &SocketAddrUnix) -> Result<Option<u32>, Errno> {
     Ok(is_ours.then(|| peer.pid.as_raw_pid() as u32))
 }
 
-/// The process's command as a person may know it: `pid 71 (python train.py)`.
+/// Describes a process by its number and its command: `pid 71 (python train.py)`.
 pub fn in_words(pid: u32) -> String {
     const LONGEST: usize = 80;
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -94,7 +95,7 @@ pub fn in_words(pid: u32) -> String {
     format!("pid {pid} ({text})")
 }
 
-/// Returns true if this process was started by `pid`, or by one that `pid` has started, and so on.
+/// Returns true if this process was started by `pid`, or by a process that `pid` has started, and so on.
 pub fn is_ancestor(pid: u32) -> bool {
     let parent_of = |process: u32| -> Option<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
@@ -118,7 +119,7 @@ mod tests {
         assert_eq!(Claim::take(&name).unwrap_err(), std::process::id());
         assert_eq!(Claim::holder(&name), Some(std::process::id()));
         assert_eq!(Claim::holder("of nobody"), None);
-        // A child that is another program has nothing of it.
+        // A child that runs another program does not have the name.
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         drop(claim);
         // Another test's child has a copy of the socket for a moment.

@@ -34,7 +34,7 @@ named! {
 }
 
 impl Role {
-    /// Returns the name of its processes, before their numbers: a worker is a rank.
+    /// Returns the name of the role's processes in messages, before their numbers. A worker is called a rank.
     pub fn label(self) -> &'static str {
         if self == Role::Worker { "rank" } else { self.name() }
     }
@@ -51,22 +51,23 @@ pub struct Dmlc {
     pub num_workers: usize,
     /// `DMLC_NUM_SERVER`, at least 1.
     pub num_servers: usize,
-    /// `DMLC_NODE_HOST`: this node's address as the others reach it; unset, the address of the route to the
-    /// root.
+    /// `DMLC_NODE_HOST`: the address at which the others reach this node. If unset, the address of the route
+    /// to the root.
     pub node_host: Option<IpAddr>,
-    /// `DMLC_RANK` or `DMLC_WORKER_ID`: the rank this node would like; unset, the order of arrival decides.
+    /// `DMLC_RANK` or `DMLC_WORKER_ID`: the rank that this node prefers. If unset, the order of arrival
+    /// decides.
     pub preferred_rank: Option<usize>,
 }
 
 /// The source of `auto`'s knowledge of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClusterSource {
-    /// Unset: the file that `ringpull probe` has put into the user's cache for just these hosts, or else
-    /// nowhere.
+    /// Unset: the file that `ringpull probe` has put into the user's cache for exactly these hosts, or the
+    /// constants if there is none.
     Cached,
-    /// `none`: nowhere. The same constants count everywhere.
+    /// `none`: the constants, which are the same everywhere.
     None,
-    /// Anything else: the file of that name.
+    /// Anything else: the file with this name.
     File(PathBuf),
 }
 
@@ -84,8 +85,8 @@ pub enum ClusterSource {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `RINGPULL_WARN`, seconds (30): a rank that others wait for is named in a warning after this time, and
-    /// again each time it has doubled.
+    /// `RINGPULL_WARN`, seconds (30): the time after which a warning names a rank for which others wait. The
+    /// warning comes again each time this time has doubled.
     pub warn: Duration,
     /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): the time after which a wait for a live rank is an
     /// error.
@@ -96,9 +97,9 @@ pub struct Config {
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
     /// `RINGPULL_FUSION_BYTES`, bytes: the largest bucket of short gradients that follow each other in every
-    /// step. 0 sums each by itself; `None` chooses by the cluster. Rank 0's value counts.
+    /// step. 0 sums each gradient separately; `None` chooses by the cluster. Rank 0's value counts.
     pub fusion_bytes: Option<usize>,
-    /// True if `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose
+    /// True if `RINGPULL_SEGMENT` was given. Then every message has that size. Otherwise `auto` may choose
     /// shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
@@ -147,26 +148,25 @@ impl Default for Config {
 /// A limit that is never reached: longer than any job, and short enough to be added to any moment.
 pub const NEVER: Duration = Duration::from_secs(1_000_000_000);
 
-/// Every rank that has not ended waits for a call that another has not made: after this time nothing will
-/// come.
+/// The time after which there is a deadlock, if every rank that has not ended waits for a call that another
+/// has not made.
 pub const DEADLOCK: Duration = Duration::from_secs(5);
 
 /// The valid values of `segment_bytes`.
 const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
 
 impl Config {
-    /// Reads the environment; a value that cannot be used is an error, not a default.
+    /// Reads the environment. An invalid value is an error, and is not replaced by a default.
     pub fn from_env() -> Result<Self> {
         Config::from_env_or(Config { cluster: ClusterSource::Cached, ..Config::default() })
     }
 
-    /// Returns the time for which a peer may be silent: a silent rank is waited for no longer than a late
-    /// one.
+    /// Returns the time for which a peer may be silent. It is at most the limit for a late rank.
     pub fn silence(&self) -> Duration {
         self.silence.min(self.timeout)
     }
 
-    /// As [`from_env`](Self::from_env), with `default` for settings that the environment lacks.
+    /// Reads the environment as [`from_env`](Self::from_env) does, with `default` for settings that it lacks.
     pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
             warn: seconds("RINGPULL_WARN", default.warn)?,
@@ -204,7 +204,7 @@ impl Config {
     }
 
     /// Returns an error if a setting of the program is impossible (MPI counts a message's bytes in an int),
-    /// or if a variable that is read later, where no error can be returned, has an impossible value.
+    /// or if a variable that is read later, in code that cannot return an error, has an invalid value.
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
         wants_quiet()?;
@@ -235,7 +235,7 @@ impl std::fmt::Display for ClusterSource {
 }
 
 impl Dmlc {
-    /// Reads the `DMLC_*` variables; `None` if no job is described at all.
+    /// Reads the `DMLC_*` variables. Returns `None` if they describe no job.
     pub fn from_env() -> Result<Option<Self>> {
         let role = match text("DMLC_ROLE") {
             Some(name) => Role::of_name(&name)
@@ -272,22 +272,22 @@ impl Dmlc {
     }
 }
 
-/// `RINGPULL_MPIRUN`: the program that starts MPI ranks. If it is unset: the `mpirun` beside this program, as
-/// in a virtual environment that has both, otherwise that of the `PATH`.
+/// `RINGPULL_MPIRUN`: the program that starts MPI ranks. If it is unset, the `mpirun` beside this program (as
+/// in a virtual environment that has both), otherwise the `mpirun` in the `PATH`.
 pub fn mpirun_program() -> String {
     let beside = || Some(std::env::current_exe().ok()?.with_file_name("mpirun")).filter(|program| program.is_file());
     let found = text("RINGPULL_MPIRUN").or_else(|| Some(beside()?.to_string_lossy().into_owned()));
     found.unwrap_or_else(|| "mpirun".to_owned())
 }
 
-/// `RINGPULL_SSH` (ssh): the program that reaches other hosts, with options of its own after blanks.
+/// `RINGPULL_SSH` (ssh): the program that reaches other hosts. Its options may follow, separated by blanks.
 pub fn ssh_command() -> Vec<String> {
     text("RINGPULL_SSH").unwrap_or_else(|| "ssh".to_owned()).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Parameters of MPI libraries, set before `MPI_Init` unless the user has set them: ranks that wait yield the
-/// processor, and `eager_bytes`, if given, are one eager message over TCP. UCX, under MPICH, has one limit
-/// for all networks: it is left alone if there is InfiniBand.
+/// Returns the parameters of MPI libraries that are set before `MPI_Init`, unless the user has set them. With
+/// them ranks that wait yield the processor, and messages of up to `eager_bytes`, if given, are sent eagerly
+/// over TCP. UCX, under MPICH, has one limit for all networks, so it is not changed if there is InfiniBand.
 pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String)> {
     let mut settings = vec![("OMPI_MCA_mpi_yield_when_idle", "1".to_owned())];
     let Some(eager_bytes) = eager_bytes else { return settings };
@@ -306,26 +306,26 @@ pub fn launcher_survives_losses() -> bool {
     text("OMPI_MCA_mpi_ft_enable").is_some_and(|value| !matches!(value.as_str(), "0" | "f" | "false" | "no"))
 }
 
-/// A parameter of Open MPI for a job that goes on without lost ranks: its shared memory is left out, because
-/// a process that is killed at a bad moment leaves a queue there for ever unreadable. Ranks of a host sum in
-/// shared memory of our own.
+/// A parameter of Open MPI for a job that goes on without lost ranks: Open MPI's shared memory is not used,
+/// because a process that is killed at a bad moment leaves a queue there that can never be read again. Ranks
+/// of a host sum in ringpull's own shared memory.
 pub const ELASTIC_SETTING: (&str, &str) = ("OMPI_MCA_btl", "^sm");
 
-/// Returns the launcher's variable of the number of ranks, and its value. It detects another MPI's `mpirun`,
-/// and a launcher that starts no ranks of MPI, as `torchrun` does, whose variable is the last.
+/// Returns the launcher's variable with the number of ranks, and its value. It serves to detect the `mpirun`
+/// of another MPI, and a launcher that starts no ranks of MPI, such as `torchrun`, whose variable comes last.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"]
         .into_iter()
         .find_map(|name| Some((name, text(name)?.parse().ok()?)))
 }
 
-/// This process's rank among several, as far as a launcher of MPI says.
+/// Returns this process's rank, if a launcher of MPI has set one.
 pub fn launcher_rank() -> Option<usize> {
     launcher_world_size().filter(|(_, size)| *size > 1)?;
     told_rank()?.parse().ok()
 }
 
-/// Returns true if a launcher calls this process its first rank, or nobody calls it any.
+/// Returns true if a launcher has set rank 0 for this process, or no rank.
 pub fn is_first_rank() -> bool {
     told_rank().is_none_or(|rank| rank == "0")
 }
@@ -335,15 +335,15 @@ fn told_rank() -> Option<String> {
     ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"].into_iter().find_map(text)
 }
 
-/// Returns true if this process speaks for those of its job where one is enough: in a job with servers the
-/// first worker, or every worker if no variable numbers them, whatever rank a launcher gives; else the
-/// launcher's first rank.
+/// Returns true if this process prints messages that one process of a job should print. In a job with servers
+/// it is the first worker, or every worker if no variable numbers them, whatever rank a launcher gives.
+/// Otherwise it is the launcher's first rank.
 pub fn speaks_for_the_job(job: Option<&Dmlc>) -> bool {
     job.map_or_else(is_first_rank, |job| job.role == Role::Worker && job.preferred_rank.unwrap_or(0) == 0)
 }
 
-/// Returns the number of workers that this process speaks for, with the launcher's variable that says so, if
-/// there are several.
+/// Returns the number of workers for which this process prints messages, and the launcher's variable with
+/// this number, if there are several.
 pub fn first_of_several(job: Option<&Dmlc>) -> Option<(&'static str, usize)> {
     let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
     told.filter(|(_, workers)| *workers > 1 && speaks_for_the_job(job))
@@ -354,12 +354,12 @@ pub fn root_may_run_mpi() -> bool {
     text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()
 }
 
-/// Returns the number of ranks that a launcher has put on this host, if it says so.
+/// Returns the number of ranks that a launcher has put on this host, if a variable has it.
 pub fn launcher_local_size() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
 
-/// This process's place among those of this host, as far as its launcher says.
+/// Returns this process's number among those of this host, if its launcher has set one.
 pub fn launcher_local_rank() -> Option<usize> {
     let names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"];
     names.into_iter().find_map(|name| text(name)?.parse().ok())
@@ -367,15 +367,15 @@ pub fn launcher_local_rank() -> Option<usize> {
 
 const SHARED_MEMORY: &str = "RINGPULL_SHARED_MEMORY";
 
-/// The variable that `ringpull launch` sets together with `MASTER_ADDR` and `MASTER_PORT`, to `ADDR:PORT`:
-/// these are its own then, and not the user's.
+/// The variable that `ringpull launch` sets together with `MASTER_ADDR` and `MASTER_PORT`, to `ADDR:PORT`: a
+/// process then knows that the launcher has set them, and not the user.
 pub const MEETING: &str = "RINGPULL_MEETING";
 
 /// The variable that `ringpull launch --quiet` sets.
 pub const QUIET: &str = "RINGPULL_QUIET";
 
 /// `RINGPULL_SHARED_MEMORY` (1): 0 makes ranks of one host exchange messages as if they were on different
-/// ones. Another word is an error of [`Config::from_env`] and of whatever creates a store.
+/// hosts. An invalid value is an error of [`Config::from_env`] and of functions that create a store.
 pub fn shared_memory() -> bool {
     wants_shared_memory() != Ok(false)
 }
@@ -388,7 +388,7 @@ fn wants_shared_memory() -> Result<bool> {
 pub const ROLE: &str = "RINGPULL_ROLE";
 
 /// `RINGPULL_ROLE` (worker): makes this process a helper of a job of `dist_sync_mpi`, a rank that only
-/// reduces. Another word is an error of [`Config::from_env`] and of whatever creates a store.
+/// reduces. An invalid value is an error of [`Config::from_env`] and of functions that create a store.
 pub fn is_helper() -> bool {
     role() == Ok(true)
 }
@@ -401,7 +401,7 @@ fn role() -> Result<bool> {
     }
 }
 
-/// `RINGPULL_QUIET` (0): leaves out the first line of a job, with the places of its ranks.
+/// `RINGPULL_QUIET` (0): leaves out the first line of a job, with the placement of its ranks.
 pub fn is_quiet() -> bool {
     wants_quiet() == Ok(true)
 }
@@ -410,7 +410,7 @@ fn wants_quiet() -> Result<bool> {
     text(QUIET).map_or(Ok(false), |given| switch(QUIET, &given))
 }
 
-/// `RINGPULL_METRICS`: the address of rank 0's metrics; a port alone is loopback's.
+/// `RINGPULL_METRICS`: the address of rank 0's metrics. A port without an address is on loopback.
 pub fn metrics() -> Result<Option<SocketAddr>> {
     const NAME: &str = "RINGPULL_METRICS";
     let Some(given) = text(NAME) else { return Ok(None) };
@@ -425,20 +425,20 @@ pub fn rack() -> Option<String> {
     text("RINGPULL_RACK").or_else(switches)
 }
 
-/// `NCCL_COMM_BLOCKING`: lets NCCL's calls wait for other processes, so that none can be given up.
+/// `NCCL_COMM_BLOCKING`: makes NCCL's calls wait for other processes, so that no call can be given up.
 pub fn nccl_blocks() -> bool {
     text("NCCL_COMM_BLOCKING").is_some_and(|given| given.trim() == "1")
 }
 
-/// The workers on this host as far as a launcher says, at least 1. `RINGPULL_LOCAL_WORKERS` is how `ringpull
-/// launch` says it.
+/// Returns the number of workers on this host, as a launcher has set it, at least 1. `ringpull launch` sets
+/// `RINGPULL_LOCAL_WORKERS`.
 pub fn local_workers() -> usize {
     let told = text("RINGPULL_LOCAL_WORKERS").and_then(|count| count.parse().ok());
     told.or_else(launcher_local_size).unwrap_or(1).max(1)
 }
 
-/// The threads that arithmetic of this process may use: `RAYON_NUM_THREADS` if it is set, and else this
-/// process's share of the cores. Looked up once, as that reads files.
+/// The threads that arithmetic of this process may use: `RAYON_NUM_THREADS` if it is set, otherwise this
+/// process's share of the cores. It is determined once, because that reads files.
 pub fn threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| {
@@ -468,8 +468,8 @@ pub fn log_is_colored() -> bool {
 /// The folder of Debian's package `dataset-fashion-mnist`.
 pub const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
-/// The folder with Fashion-MNIST: the package's, or the one of this checkout that `scripts/setup` fills where
-/// it is not root.
+/// The folder with Fashion-MNIST. It is the package's, or the one in this checkout that `scripts/setup` fills
+/// if it does not run as root.
 pub fn fashion_mnist() -> &'static str {
     static FOLDER: OnceLock<String> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -490,8 +490,8 @@ pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
 
-/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES` (0): where gradients and values are recorded, and how many
-/// bytes of values.
+/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES` (0): the folder in which gradients and values are recorded,
+/// and the bytes of values.
 pub fn recording() -> Result<Option<RecordingOptions>> {
     let value_bytes = parsed(RECORD_VALUES, "a number of bytes", 0)?;
     let starts = elastic()?.map_or(0, |(_, starts)| starts);
@@ -512,21 +512,21 @@ pub const SNAPSHOTS: &str = "RINGPULL_SNAPSHOTS";
 #[allow(missing_docs)]
 pub const GENERATION: &str = "RINGPULL_GENERATION";
 
-/// The beginning of the name of a file in that folder by which a rank of a generation says that all ranks
-/// have started MPI; the rest is the generation.
+/// The beginning of the name of a file in that folder. With it a rank of a generation reports that all ranks
+/// have started MPI. The rest of the name is the generation.
 pub const STARTED: &str = "started-";
 
-/// The fewest ranks that an elastic job goes on with.
+/// The fewest ranks with which an elastic job goes on.
 pub const MIN_WORKERS: &str = "RINGPULL_MIN_WORKERS";
 
 /// `RINGPULL_SNAPSHOTS` and `RINGPULL_GENERATION`: the folder of an elastic job's snapshots on each host, and
-/// how often the job was started before. `None` in another job.
+/// the number of earlier starts of the job. `None` in a job that is not elastic.
 pub fn elastic() -> Result<Option<(PathBuf, u32)>> {
     let Some(folder) = text(SNAPSHOTS) else { return Ok(None) };
     Ok(Some((folder.into(), required(GENERATION, "the number of the start, from 0")?)))
 }
 
-/// `RINGPULL_MIN_WORKERS`: the fewest ranks that are to go on without lost ones.
+/// `RINGPULL_MIN_WORKERS`: the fewest ranks that go on without lost ranks.
 pub fn min_workers() -> Result<usize> {
     parsed(MIN_WORKERS, "a number of ranks", 1)
 }

@@ -41,10 +41,10 @@ impl DType {
         }
     }
 
-    /// The bytes of a tensor of this `shape`; an error if no memory has so many addresses.
+    /// Returns the bytes of a tensor of this `shape`. It is an error if no memory could hold them.
     pub fn len_bytes(self, shape: &[usize]) -> Result<usize, Error> {
         let product = shape.iter().try_fold(self.size_bytes(), |bytes, dim| bytes.checked_mul(*dim));
-        // A page less than what a slice may have, since allocations are rounded up.
+        // This is a page less than a slice may have, since allocations are rounded up.
         let most = isize::MAX.unsigned_abs() - (64 << 10);
         product.filter(|bytes| *bytes <= most).ok_or_else(|| {
             Error::argument(
@@ -59,12 +59,12 @@ impl DType {
         format!("{self} of shape {shape:?}")
     }
 
-    /// Returns true if sums of the type are made in a longer one and rounded.
+    /// Returns true if sums of the type are computed in a longer type and rounded.
     pub fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// Returns true if the type has NaN and Inf, and can be optimised over.
+    /// Returns true if the type has NaN and Inf, and optimizers work on it.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
@@ -78,22 +78,26 @@ mod sealed {
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
     /// The element's type.
     const DTYPE: DType;
-    /// `self + other` in this type's arithmetic: integers wrap, halves round once from f32.
+    /// Returns `self + other` in this type's arithmetic. Integers wrap, and f16 and bf16 are rounded once
+    /// from f32.
     #[must_use]
     fn plus(self, other: Self) -> Self;
-    /// `self * other`, likewise.
+    /// Returns `self * other` in this type's arithmetic.
     #[must_use]
     fn times(self, other: Self) -> Self;
-    /// The lesser of both, whichever comes first: NaN is the least, and -0 is less than 0.
+    /// Returns the lesser of both. The order of the two does not matter: NaN is the least, and -0 is less
+    /// than 0.
     #[must_use]
     fn least(self, other: Self) -> Self;
-    /// The greater of both, whichever comes first: NaN is the greatest, and 0 is greater than -0.
+    /// Returns the greater of both. The order of the two does not matter: NaN is the greatest, and 0 is
+    /// greater than -0.
     #[must_use]
     fn greatest(self, other: Self) -> Self;
-    /// `self / divisor` of an integer, rounded towards zero; of another in its arithmetic.
+    /// Returns `self / divisor`. An integer is rounded towards zero, and another type is divided in its
+    /// arithmetic.
     #[must_use]
     fn over(self, divisor: u32) -> Self;
-    /// Widened, for checks and messages.
+    /// Returns the value as f64, for checks and messages.
     fn to_f64(self) -> f64;
     /// The nearest value of this type.
     fn from_f64(value: f64) -> Self;
@@ -136,7 +140,7 @@ macro_rules! integer {
     };
 }
 
-/// With comparisons that the type itself has.
+/// Defines `least` and `greatest` with the comparisons of the type itself.
 macro_rules! order {
     () => {
         #[inline(always)]
@@ -197,7 +201,7 @@ elements! {
     i64 => I64, integer, |v| v as f64, |w| w as i64;
 }
 
-/// Runs `$body` with `$T` standing for the Rust type of a [`DType`].
+/// Runs `$body` with `$T` as the Rust type of a [`DType`].
 #[macro_export]
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {

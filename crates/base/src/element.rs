@@ -1,4 +1,4 @@
-//! The table of element types of programs' tensors: the type in which each travels, and its reductions.
+//! The table of element types of programs' tensors: the type as which each travels, and its reductions.
 //!
 //! A store computes with the types of [`DType`]. A tensor of another type travels as elements of one of them:
 //! a complex number as its two parts, a truth value as a byte, and a type without arithmetic here as bytes.
@@ -11,15 +11,15 @@ use crate::{DType, Error, Reduction, Result};
 /// The reduction of the elements of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// By every reduction, and by a store's optimizers.
+    /// Numbers: every reduction and a store's optimizers work on them.
     Numbers,
-    /// As the real and the imaginary part: by sums and averages, and by a store's optimizers.
+    /// Complex numbers: sums, averages and a store's optimizers work on the real and the imaginary part.
     Parts,
-    /// By `max`, which is or, and by `min` and `product`, which are and.
+    /// Truth values: `max` is logical OR; `min` and `product` are logical AND.
     Truth,
-    /// By sums and products, whose bits are those of signed integers.
+    /// Unsigned integers: only sums and products, because their bits are those of the signed integers.
     Wrapping,
-    /// They only travel.
+    /// Elements that only travel: no reduction works on them.
     Nothing,
 }
 
@@ -36,11 +36,11 @@ pub struct ElementType {
     pub name: &'static str,
     /// The type in which its elements travel.
     pub dtype: DType,
-    /// The number of these in one element.
+    /// The number of `dtype` values that make up one element.
     pub width: usize,
     /// DLPack's code and the bits of an element.
     pub dlpack: (u8, u8),
-    /// The reduction of these.
+    /// The reductions that elements of this type have.
     pub arithmetic: Arithmetic,
 }
 
@@ -85,18 +85,18 @@ pub static ELEMENT_TYPES: [ElementType; 24] = [
 ];
 
 impl ElementType {
-    /// The type that NumPy, PyTorch or JAX calls so.
+    /// Returns the type that has this name in NumPy, PyTorch or JAX.
     pub fn of_name(name: &str) -> Option<&'static Self> {
         ELEMENT_TYPES.iter().find(|element| element.name == name)
     }
 
-    /// The type with this code and these bits in DLPack.
+    /// Returns the type with this code and this number of bits in DLPack.
     pub fn of_dlpack(code: u8, bits: usize) -> Option<&'static Self> {
         ELEMENT_TYPES.iter().find(|element| (element.dlpack.0, usize::from(element.dlpack.1)) == (code, bits))
     }
 
-    /// The type of a format of Python's `struct` module, in native byte order, whose elements have `size`
-    /// bytes.
+    /// Returns the type of a format of Python's `struct` module in native byte order. Its elements have
+    /// `size` bytes.
     pub fn of_format(format: &str, size: usize) -> Option<&'static Self> {
         let code = match format.trim_start_matches(['@', '=', '<']) {
             "e" | "f" | "d" => FLOAT,
@@ -109,7 +109,7 @@ impl ElementType {
         Self::of_dlpack(code, 8 * size)
     }
 
-    /// The type of a string of NumPy's array interface: byte order, kind, bytes.
+    /// Returns the type of a string of NumPy's array interface (byte order, kind, bytes).
     pub fn of_typestr(typestr: &str) -> Option<&'static Self> {
         let (order, kind) = (typestr.get(..1)?, typestr.get(1..2)?);
         let size: usize = typestr.get(2..)?.parse().ok()?;
@@ -129,7 +129,8 @@ impl ElementType {
         self.width * self.dtype.size_bytes()
     }
 
-    /// Returns the shape in which a tensor of `shape` travels. A scalar is one row.
+    /// Returns the shape in which a tensor of `shape` travels. A scalar whose elements are of several values
+    /// (`width`) travels as one row.
     pub fn travelling(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         if self.width > 1 {
@@ -141,7 +142,7 @@ impl ElementType {
         shape
     }
 
-    /// Returns its reductions.
+    /// Returns the reductions that elements of this type have.
     pub fn reductions(&self) -> &'static [Reduction] {
         match self.arithmetic {
             Arithmetic::Numbers => &Reduction::ALL,
@@ -152,8 +153,8 @@ impl ElementType {
         }
     }
 
-    /// Returns an error unless elements of the type can be reduced so, and multiplied by factors if
-    /// `is_scaled`. `what` is the operation, such as `allreduce of w`.
+    /// Returns an error unless the type has `reduction`, and its elements can be multiplied if `is_scaled`.
+    /// `what` is the operation, such as `allreduce of w`.
     pub fn check(&self, what: &str, reduction: Reduction, is_scaled: bool) -> Result<()> {
         let (name, known) = (self.name, self.reductions());
         if !known.contains(&reduction) {
@@ -161,7 +162,9 @@ impl ElementType {
                 Arithmetic::Nothing => {
                     format!("{name} can be sent but not reduced: cast it to a type such as float32 or int32")
                 }
-                Arithmetic::Truth => "max is or, min is and; or cast it to an integer type".to_owned(),
+                Arithmetic::Truth => {
+                    "use max for logical OR and min for logical AND, or cast it to an integer type".to_owned()
+                }
                 _ => {
                     let names: Vec<&str> = known.iter().map(|reduction| reduction.name()).collect();
                     format!("reductions of {name} are {}", names.join(" and "))
@@ -178,12 +181,12 @@ impl ElementType {
         Ok(())
     }
 
-    /// The same as a type of stores, if it is one.
+    /// Returns this type as a [`DType`] if stores compute with it.
     pub fn as_dtype(&self) -> Option<DType> {
         (self.arithmetic == Arithmetic::Numbers).then_some(self.dtype)
     }
 
-    /// Returns true if a store can hold values of it.
+    /// Returns true if a store can hold values of this type.
     pub fn is_of_stores(&self) -> bool {
         matches!(self.arithmetic, Arithmetic::Numbers | Arithmetic::Parts)
     }
@@ -193,7 +196,7 @@ impl FromStr for DType {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        // By the name that it has here, or in NumPy.
+        // The name is that of a `DType`, or that of NumPy.
         let of_numpy = || ElementType::of_name(name).and_then(ElementType::as_dtype);
         DType::of_name(name).or_else(of_numpy).ok_or_else(|| {
             let names = DType::ALL.map(DType::name).join(", ");
@@ -269,7 +272,7 @@ mod tests {
                 false,
                 "allreduce of w: there is no max of complex64\n  hint: reductions of complex64 are sum and average",
             ),
-            ("bool", Reduction::Sum, false, "hint: max is or, min is and"),
+            ("bool", Reduction::Sum, false, "hint: use max for logical OR and min for logical AND"),
             ("uint32", Reduction::Average, false, "there is no average of uint32"),
             ("uint32", Reduction::Sum, true, "uint32 cannot be multiplied by a factor"),
             ("float8_e5m2", Reduction::Sum, false, "hint: float8_e5m2 can be sent but not reduced: cast it"),

@@ -1,8 +1,8 @@
-//! The one error type. A variant for each thing a caller can do something about, fields instead of formatted
-//! strings.
+//! The one error type. It has a variant for each fault that a caller can handle, with fields instead of
+//! formatted strings.
 //!
-//! Errors travel: an error of one rank is sent to the others and raised there with the same words, so every
-//! variant can be cloned and serialised.
+//! An error of one rank is sent to the others and returned there with the same text, so every variant can be
+//! cloned and serialised.
 
 use std::io::ErrorKind;
 
@@ -119,7 +119,7 @@ pub enum Error {
         operation: String,
         /// Each rank's view, in words.
         views: Vec<(usize, String)>,
-        /// The change that avoids it.
+        /// The change that avoids the error.
         remedy: String,
     },
     /// An argument is wrong in itself. Nothing was changed.
@@ -146,7 +146,7 @@ pub enum Error {
         missing: Vec<usize>,
         /// The time that it waited, in seconds.
         waited_s: u64,
-        /// The reason for which those wait themselves, or nothing.
+        /// The reason that the missing ranks themselves wait, or nothing.
         why: String,
     },
     /// Every rank that has not ended waits for a call that another rank has not made, so none can go on.
@@ -166,12 +166,12 @@ pub enum Error {
         peer: String,
         /// Its rank.
         ranks: Vec<usize>,
-        /// The operation that the other waits for, with the key.
+        /// The operation for which the other rank waits, with the key.
         operation: String,
         /// The rank that waits.
         rank: usize,
-        /// The last error that it met, in one line, which need not be why it ended; empty if there was none,
-        /// or a call has succeeded since.
+        /// The last error of the rank that ended, in one line. It need not be the reason for the end. Empty
+        /// if there was none, or if a later call has succeeded.
         why: String,
     },
     /// A peer is gone.
@@ -182,13 +182,13 @@ pub enum Error {
     PeerLost {
         /// The lost process, such as `rank 3 (pid 71 on h4)` or `server 1 (10.55.0.3:4711)`.
         peer: String,
-        /// The ranks that it is one of, or those that are lost; none of a server.
+        /// The lost ranks, or the ranks among which the lost one is. Empty for a server.
         ranks: Vec<usize>,
-        /// The observation that showed it.
+        /// The observation that showed the loss.
         cause: String,
         /// The operation under way, with the key.
         operation: String,
-        /// The rank that reports; none of a scheduler or a server.
+        /// The rank that reports, or `None` for a scheduler or a server.
         rank: Option<usize>,
     },
     /// The job was stopped because of another error, which is the one to report.
@@ -205,7 +205,7 @@ pub enum Error {
     /// Not all processes of the job have started in time.
     #[error("{what}\n  hint: {remedy}")]
     Incomplete {
-        /// The number of those that have come, and the time.
+        /// The number of processes that have come, and the time.
         what: String,
         /// The remedy.
         remedy: String,
@@ -273,7 +273,7 @@ pub enum Error {
         code: i64,
         /// Its words.
         text: String,
-        /// The rank that called, where the caller knows of ranks: a device does not.
+        /// The rank that called, if the caller knows of ranks. A device does not.
         rank: Option<usize>,
     },
     /// A file or socket could not be used.
@@ -285,7 +285,7 @@ pub enum Error {
         path: String,
         /// The system's words.
         text: String,
-        /// The remedy, if those do not have it.
+        /// The remedy, if the system's text does not have it.
         remedy: String,
     },
     /// `RINGPULL_CHECK_NAN=1` found a value that is not finite.
@@ -312,9 +312,9 @@ pub enum Error {
         key: Key,
         /// The number of earlier updates of the key.
         update: u64,
-        /// The ranks whose value is not that of most.
+        /// The ranks with a value that differs from the most frequent one.
         ranks: Vec<usize>,
-        /// The ranks that hold the value that most hold.
+        /// The ranks with the most frequent value.
         others: Vec<usize>,
     },
     /// An updater of the program has failed.
@@ -399,7 +399,7 @@ impl Error {
         Error::LimitExceeded { what: what.into(), remedy: remedy.into() }
     }
 
-    /// Makes the error for one that `rank` met, with the part of it that is known here.
+    /// Makes the error for an error of another `rank`, with the part of it that is known here.
     pub fn on_rank(rank: usize, what: impl Into<String>) -> Self {
         Error::Elsewhere { what: what.into(), peer: format!("rank {rank}") }
     }
@@ -409,13 +409,14 @@ impl Error {
         Error::Bug { what: what.into() }
     }
 
-    /// Bytes that do not fit the protocol. The remedy is for processes that do not run the same program.
+    /// Makes the error of bytes that do not fit the protocol. The remedy is for processes that run different
+    /// programs.
     pub fn protocol(rank: impl Into<Option<usize>>, peer: impl Into<String>, what: impl Into<String>) -> Self {
         let remedy = "run the same program, with the same version of ringpull and the same settings, on every rank";
         Error::Protocol { rank: rank.into(), peer: peer.into(), what: what.into(), remedy: remedy.to_owned() }
     }
 
-    /// The error as `rank` met it, where the code that failed did not know of ranks.
+    /// Returns the error with the rank `met_by`, because the code that failed did not know of ranks.
     #[must_use]
     pub fn met_by(mut self, met_by: usize) -> Self {
         if let Error::PeerLost { rank, .. } | Error::Library { rank, .. } | Error::Protocol { rank, .. } = &mut self {
@@ -434,7 +435,7 @@ fn on_rank(rank: Option<usize>) -> String {
     rank.map_or_else(String::new, |rank| format!(" on rank {rank}"))
 }
 
-/// One rank's wait of a deadlock.
+/// Describes one rank's wait in a deadlock.
 pub(crate) fn say_wait((rank, what): &(usize, String)) -> String {
     format!("rank {rank} waits{what}")
 }
@@ -452,7 +453,7 @@ fn say_variable(variable: &str, value: &str) -> String {
 /// The remedy if ranks give a key different first values.
 pub const INIT_ALIKE: &str = "init the key with one shape and dtype on every rank";
 
-/// Why a peer was lost, and the last error that it had met, if it reported one.
+/// Returns the cause of a loss, with the last error of the lost peer, if it reported one.
 pub fn after_error(cause: &str, why: Option<&str>) -> String {
     why.map_or_else(|| cause.to_owned(), |why| format!("{cause} after this error: {why}"))
 }

@@ -1,30 +1,30 @@
-//! The limit of a file's length (`ulimit -f`): to go beyond it is an error of the call, as a full disk is,
-//! and does not end the process.
+//! The limit of a file's length (`ulimit -f`). Exceeding it is an error of the call, like a full disk, and
+//! does not end the process.
 //!
-//! The kernel sends SIGXFSZ to the thread that goes beyond it, which by default ends the process. A thread
-//! that blocks the signal gets the error `EFBIG` alone. Other threads, and handlers of the program, are not
+//! The kernel sends SIGXFSZ to the thread that exceeds the limit, which by default ends the process. A thread
+//! that blocks the signal only gets the error `EFBIG`. Other threads, and handlers of the program, are not
 //! affected.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Runs `work`. If a file would become too long in it, this thread gets an error, and no signal.
+/// Runs `work`. If a file would become too long, this thread gets an error and no signal.
 pub fn without_signal<T>(work: impl FnOnce() -> T) -> T {
     let _blocked = SignalBlock::new();
     work()
 }
 
-/// As [`without_signal`], for the rest of this thread, which is to be one of ours, and for threads that it
-/// starts.
+/// Does as [`without_signal`] for the rest of this thread, which must be one of ringpull's, and for threads
+/// that it starts.
 pub fn without_signal_in_this_thread() {
     std::mem::forget(SignalBlock::new());
 }
 
-/// SIGXFSZ is blocked in this thread. Its end restores the earlier state.
+/// A guard that blocks SIGXFSZ in this thread. Its end restores the earlier state.
 struct SignalBlock {
     before: libc::sigset_t,
-    /// True if one was pending before: that one is not taken away.
+    /// True if a signal was pending before. That signal is not taken away.
     was_pending: bool,
 }
 
@@ -57,7 +57,7 @@ impl Drop for SignalBlock {
     }
 }
 
-/// The set of SIGXFSZ alone.
+/// Returns the set that has only SIGXFSZ.
 fn signal() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the first call writes the set, which the second adds a signal of this system to.
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// The variable of the process that the test starts, with the file that it writes to.
+    /// The environment variable with the file to which the test's process writes.
     const FILE: &str = "RINGPULL_TEST_FILE";
 
     #[test]

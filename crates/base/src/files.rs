@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all.
+//! Files that exist whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::file_limit;
 
-/// Writes `parts` as the file `path`, so that at any time either the old file or the new one is there, on the
-/// disk too. After an error the old one is. It has the permissions of any new file of this process.
+/// Writes `parts` as the file `path`. At any time either the old file or the new one exists, on the disk too.
+/// After an error the old file exists. The new file has the usual permissions of this process's files.
 pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let (place, mut file) = new_in(folder_of(path))?;
     let written = file_limit::without_signal(|| parts.iter().try_for_each(|part| file.write_all(part)));
     if let Err(cause) = written.and_then(|()| file.sync_all()).and_then(|()| fs::rename(&place, path)) {
-        // The first cause matters more than a file too many.
+        // The first cause matters more than a left-over file.
         drop(fs::remove_file(&place));
         return Err(cause);
     }
     File::open(folder_of(path))?.sync_all()
 }
 
-/// An error if no file can be made in `folder`.
+/// Returns an error if no file can be made in `folder`.
 pub fn try_folder(folder: &Path) -> io::Result<()> {
     let (place, _) = new_in(folder)?;
     fs::remove_file(place)
@@ -30,12 +30,12 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A file of a name that nothing in `folder` has.
+/// Makes a file with a name that nothing in `folder` has.
 fn new_in(folder: &Path) -> io::Result<(PathBuf, File)> {
     static MADE: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        // Several hosts may share the folder, on which processes have the same id.
+        // Several hosts may share the folder, and their processes may have equal ids.
         let host = crate::topology::host_name();
         let place = folder.join(format!(".ringpull-{host}-{}-{number}", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).open(&place) {

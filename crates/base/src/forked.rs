@@ -2,11 +2,11 @@
 //!
 //! A child of `fork` has a copy of this process's memory, its descriptors and the mappings that it shares
 //! with peers, but only the thread that forked. So a store belongs to the [`Process`] that made it: in a
-//! child its calls are errors and its end is nothing ([`OfProcess`]). A handler of `pthread_atfork` closes
-//! there what would keep a connection of the parent's open ([`close_in_child`]), and runs the [`Hooks`] of
-//! code that shares memory or handles signals.
+//! child its calls are errors and dropping it does nothing ([`OfProcess`]). In the child a handler of
+//! `pthread_atfork` closes descriptors that would keep the parent's connections open ([`close_in_child`]),
+//! and runs the [`Hooks`] of code that shares memory or handles signals.
 //!
-//! A child's handler may only do what a signal's handler may: it takes no lock, and no memory from the heap.
+//! A child's handler may only do what a signal handler may do: it takes no lock, and no memory from the heap.
 //! A child of `vfork` or `posix_spawn` runs no handlers, as it is about to become another program; our
 //! descriptors close by themselves there.
 #![allow(unsafe_code)]
@@ -21,10 +21,10 @@ use crate::{Error, Result};
 
 /// The number of forks between this process and the first that loaded the library.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// This process's number, so that nobody has to ask the system.
+/// This process's number, so that no system call is needed.
 static PID: AtomicU32 = AtomicU32::new(0);
 
-/// A process, as it was when something was made in it.
+/// The process in which something was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
     generation: u32,
@@ -32,13 +32,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// This one. From now on its children are distinguished from it.
+    /// Returns this process. From now on its children are distinguished from it.
     pub fn this() -> Self {
         watch();
         Process { generation: GENERATION.load(Ordering::Relaxed), pid: PID.load(Ordering::Relaxed) }
     }
 
-    /// Returns true if the caller runs in it, and not in a child that it has forked. One load.
+    /// Returns true if the caller runs in this process, and not in a forked child of it. Costs one load.
     #[inline]
     pub fn is_here(self) -> bool {
         GENERATION.load(Ordering::Relaxed) == self.generation
@@ -51,8 +51,8 @@ impl Process {
     }
 }
 
-/// A value that only the process which made it may end: if a forked child drops it, it is leaked, since its
-/// end would wait for threads that are not there, or speak on the parent's connections.
+/// A value that only the process that made it may end. If a forked child drops it, it is leaked, since its
+/// end would wait for threads that the child lacks, or send on the parent's connections.
 pub struct OfProcess<T> {
     value: Option<T>,
     process: Process,
@@ -86,14 +86,14 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-/// The functions that are called around a fork. `child` may only do what a signal's handler may.
+/// The functions that are called around a fork. `child` may only do what a signal handler may do.
 #[derive(Clone, Copy)]
 pub struct Hooks {
-    /// In the parent, before.
+    /// Called in the parent, before the fork.
     pub prepare: fn(),
-    /// In the parent, after.
+    /// Called in the parent, after the fork.
     pub parent: fn(),
-    /// In the child.
+    /// Called in the child.
     pub child: fn(),
 }
 
@@ -110,20 +110,20 @@ pub fn around_forks(hooks: Hooks) {
     HOOKS.push(hooks);
 }
 
-/// A descriptor that a child closes, if it still is the file that it was when it was named. One place for
-/// each number.
+/// A descriptor that a child closes, if it is still the same file as when it was registered. There is one
+/// entry for each number.
 struct Descriptor {
     number: RawFd,
     device: AtomicU64,
-    /// 0 while it is being changed; no file has it.
+    /// The file's inode. It is 0 while the entry is being changed; no file has inode 0.
     inode: AtomicU64,
 }
 
 static DESCRIPTORS: List<Descriptor> = List::new();
 
-/// Forked children close `descriptor`, so that the peer at its other end notices the end of this process at
-/// once. It need not be taken back: a number that means another file later is left open. Nothing if it is not
-/// open.
+/// Makes forked children close `descriptor`, so that its peer notices the end of this process at once. This
+/// need not be undone: if the number later means another file, children leave it open. Does nothing if the
+/// descriptor is not open.
 pub fn close_in_child(descriptor: RawFd) {
     watch();
     let Some((device, inode)) = identity(descriptor) else { return };
@@ -136,7 +136,7 @@ pub fn close_in_child(descriptor: RawFd) {
     place.inode.store(inode, Ordering::Release);
 }
 
-/// Device and inode of an open file. Safe in a signal's handler.
+/// Returns the device and the inode of an open file. Safe in a signal handler.
 fn identity(descriptor: RawFd) -> Option<(u64, u64)> {
     // SAFETY: all zeros is a valid `stat`; the call fills it or fails, and takes any number.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -144,7 +144,7 @@ fn identity(descriptor: RawFd) -> Option<(u64, u64)> {
     (unsafe { libc::fstat(descriptor, &raw mut found) } == 0).then_some((found.st_dev, found.st_ino))
 }
 
-/// Registers the handlers, once. They hold in children too, which have children of their own.
+/// Registers the handlers, once. They also work in children that fork in turn.
 fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -226,8 +226,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs `work` in a forked child: whether it returned true. It must not allocate, since another test's
-    /// thread may hold the allocator's lock. (glibc's own is free in a child.)
+    /// Runs `work` in a forked child. Returns true if it returned true. It must not allocate, since another
+    /// test's thread may hold the allocator's lock. (glibc's own is free in a child.)
     fn in_child(work: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child ends by `_exit` before it returns to the test.
         match unsafe { libc::fork() } {

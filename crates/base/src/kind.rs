@@ -29,9 +29,9 @@ named! {
         DistSync = "dist_sync",
         /// Parameter servers that apply every push as it comes.
         DistAsync = "dist_async",
-        /// `dist_sync`, the host's own devices summed on the GPU.
+        /// `dist_sync`, with the values of a process summed on its GPUs.
         DistSyncDevice = "dist_sync_device",
-        /// `dist_async`, the host's own devices summed on the GPU.
+        /// `dist_async`, with the values of a process summed on its GPUs.
         DistAsyncDevice = "dist_async_device",
         /// Allreduce over all ranks, no servers.
         DistSyncMpi = "dist_sync_mpi",
@@ -46,7 +46,7 @@ impl Kind {
         Kind::ALL.map(Kind::name).join(", ")
     }
 
-    /// A question after the kind that a wrong name may have meant, or nothing.
+    /// Returns a question with the kind that a wrong name may mean, or nothing.
     fn meant_by(given: &str) -> String {
         did_you_mean(given, Kind::ALL.map(Kind::name))
     }

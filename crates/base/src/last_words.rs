@@ -1,9 +1,9 @@
 //! The output of a process about the error that ends it: one line with the rank, the error and its cause, and
 //! then at most one hint.
 //!
-//! An error reaches every rank, with the same text. The rank that met it prints the error and the hint. A
-//! rank that only learns of it prints one line: that it stops, and why. A lost process prints nothing itself,
-//! so the lowest rank that is left prints the hint.
+//! An error reaches every rank, with the same text. The rank on which it occurred prints the error and the
+//! hint. A rank that only hears of it prints one line: that it stops, and why. A lost process prints nothing
+//! itself, so the lowest surviving rank prints the hint.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,21 +11,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::say_wait;
 use crate::{Error, config};
 
-/// This process's rank among several, once it has a store.
+/// This process's rank among several, after it has made a store.
 static RANK: OnceLock<usize> = OnceLock::new();
 
-/// True if words about an error were asked for, which are then printed.
+/// True if the last words about an error were requested. They are then printed.
 static HAS_SPOKEN: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if this process has said by which error it ends, or is about to.
+/// Returns true if this process has printed the error that ends it, or is about to.
 pub fn has_spoken() -> bool {
     HAS_SPOKEN.load(Ordering::Relaxed)
 }
 
-/// True if it has a store that it shares with nobody.
+/// True if this process has a store without other workers.
 static IS_ALONE: AtomicBool = AtomicBool::new(false);
 
-/// This process is worker `rank` of `num_workers`. Only the first call for several workers counts.
+/// Records that this process is worker `rank` of `num_workers`. Only the first call for several workers
+/// counts.
 pub fn introduce(rank: usize, num_workers: usize) {
     if num_workers > 1 {
         RANK.get_or_init(|| rank);
@@ -34,18 +35,18 @@ pub fn introduce(rank: usize, num_workers: usize) {
     }
 }
 
-/// This process's rank among those that get its errors; none if its only store is its own, whatever its
-/// launcher says.
+/// Returns this process's rank among the processes that get its errors. Returns `None` if it has only a store
+/// without other workers, whatever its launcher has set.
 pub fn store_rank() -> Option<usize> {
     RANK.get().copied().or_else(|| config::launcher_rank().filter(|_| !IS_ALONE.load(Ordering::Relaxed)))
 }
 
-/// This process's rank, if it is one of several workers, as far as it or its launcher knows.
+/// Returns this process's rank if it is one of several workers, as far as it or its launcher knows.
 pub fn own_rank() -> Option<usize> {
     RANK.get().copied().or_else(config::launcher_rank)
 }
 
-/// Returns true if the log is to have everything (`RINGPULL_LOG=ringpull=debug`).
+/// Returns true if the log is to contain everything (`RINGPULL_LOG=ringpull=debug`).
 pub fn is_debugged() -> bool {
     tracing::enabled!(target: "ringpull", tracing::Level::DEBUG)
 }
@@ -53,17 +54,17 @@ pub fn is_debugged() -> bool {
 /// The last words of a process about an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastWords {
-    /// The fault, here or elsewhere, in one line, without the process's name.
+    /// The fault, of this process or another, in one line, without this process's name.
     pub line: String,
     /// The remedy.
     pub hint: Option<String>,
-    /// True if the error was met elsewhere.
+    /// True if the error occurred in another process.
     pub is_heard: bool,
 }
 
 impl Error {
-    /// Returns the output of this process when this ends it: its last words behind its rank, or the whole
-    /// error if the process is alone.
+    /// Returns the output of this process when this error ends it. It is the rank and the last words, or the
+    /// whole error if the process is alone.
     pub fn report(&self) -> String {
         let Some(rank) = own_rank() else { return format!("error: {self}") };
         let LastWords { line, hint, .. } = self.last_words(store_rank());
@@ -75,7 +76,7 @@ impl Error {
         self.parts().0
     }
 
-    /// The message in one line, and its hint: what is said of the error belongs between them.
+    /// Returns the message in one line, and its hint. Additions belong between the two.
     pub fn parts(&self) -> (String, Option<String>) {
         let text = self.to_string();
         let (cause, hint) =
@@ -83,8 +84,8 @@ impl Error {
         (cause.split('\n').map(str::trim).collect::<Vec<_>>().join(" "), hint.map(str::to_owned))
     }
 
-    /// Returns the output of the worker `rank` when this ends it; without a rank that of a server, the
-    /// scheduler, or a process that is alone.
+    /// Returns the last words of the worker `rank` when this error ends it. Without a rank, returns those of
+    /// a server, the scheduler, or a process that is alone.
     pub fn last_words(&self, rank: Option<usize>) -> LastWords {
         HAS_SPOKEN.store(true, Ordering::Relaxed);
         let (cause, hint) = self.parts();
@@ -107,7 +108,7 @@ impl Error {
         LastWords { line: format!("stopped: {line}"), hint: hint.filter(|_| has_hint), is_heard: true }
     }
 
-    /// Returns true if another rank met it, and says so in full.
+    /// Returns true if the error occurred on another rank, which prints it in full.
     fn is_heard_by(&self, rank: Option<usize>) -> bool {
         match self {
             Error::PeerLost { .. } | Error::Finished { .. } | Error::Elsewhere { .. } => true,

@@ -1,18 +1,17 @@
 //! The base of every crate of ringpull: keys, kinds, element types, tensors and errors.
 //!
-//! - [`Key`], [`Kind`], [`DType`], [`Reduction`], [`AlgorithmChoice`], [`Error`]: the words of the KVStore's
-//!   contract; [`ElementType`]: of which other types tensors may be that travel;
+//! - [`Key`], [`Kind`], [`DType`], [`Reduction`], [`AlgorithmChoice`], [`Error`]: the types of the KVStore's
+//!   contract; [`ElementType`]: the other types of tensors that can be sent;
 //! - [`Buffer`]: bytes, in the memory that ranks of a host share, if they can ([`buffer`]); [`Tensor`]: a
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
-//! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
-//!   [`own_folder`]: folders of this user in a place that all share;
-//!   [`notice()`]: what people should read although
-//!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
-//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone; [`claim`]: names that
-//!   one process of a host has; [`Secret`]: how
-//!   processes prove that they are of one job; [`strangers`]: what a port grants those that have not.
+//! - [`files`]: files that exist whole or not at all; [`file_limit`]: the user's limit of a file's length;
+//!   [`own_folder`]: folders of this user in a place that all users share; [`notice()`]: messages for people
+//!   when nothing has failed; [`config`]: every environment variable; [`topology`]: this process and its
+//!   host; [`timeline`]: the activity of this process over time; [`forked`]: protection from forked children;
+//!   [`claim`]: names that one process of a host has; [`Secret`]: the proof that processes are of one job;
+//!   [`strangers`]: the limits of a port for connections without this proof.
 //!
-//! It does no arithmetic and talks to nobody.
+//! This crate does no arithmetic and no communication.
 
 mod algorithm;
 mod awake;

@@ -1,7 +1,7 @@
 //! Enums whose variants have names.
 
-/// Declares an enum with a name for each variant. Each stands in one place, so that none can be missing from
-/// `ALL`, from what is printed or from what is read.
+/// Declares an enum with a name for each variant. Each variant is listed only once, so that none can be
+/// missing from `ALL`, from printing or from parsing.
 macro_rules! named {
     (
         $(#[$attribute:meta])*
@@ -11,15 +11,15 @@ macro_rules! named {
         pub enum $type { $($(#[$doc])* $variant,)+ }
 
         impl $type {
-            /// Every one, in the order of the documentation.
+            /// Every variant, in the order of the documentation.
             pub const ALL: [$type; [$($name),+].len()] = [$($type::$variant),+];
 
-            /// The name.
+            /// The variant's name.
             pub fn name(self) -> &'static str {
                 match self { $($type::$variant => $name,)+ }
             }
 
-            /// The one of this name. Names are strict.
+            /// Returns the variant with this name. Names are strict.
             pub fn of_name(name: &str) -> Option<Self> {
                 match name { $($name => Some($type::$variant),)+ _ => None }
             }

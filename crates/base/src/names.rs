@@ -1,5 +1,5 @@
-//! Keys as messages show them, with the names that a framework has for values whose keys are numbers:
-//! `3 ('dense0_weight')`.
+//! Keys as messages show them. If keys are numbers, they come with the framework's names for the values: `3
+//! ('dense0_weight')`.
 //!
 //! Names belong to this process: nothing depends on them, and they may differ between ranks. If several
 //! stores use one key for different values, all its names are shown.
@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use crate::Key;
 
-/// Names of one key beyond this number are left out.
+/// The most names of one key that are shown.
 const MOST: usize = 3;
 
 static ARE_ANY: AtomicBool = AtomicBool::new(false);
@@ -39,10 +39,10 @@ fn write_names(key: &Key, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// The characters of a key's name that messages show.
+/// The most characters of a key's name that messages show.
 const SHOWN: usize = 120;
 
-/// As messages show it: with the name that a framework gave it, if there is one. A long name is cut.
+/// Writes a key as messages show it, with the framework's name for it, if there is one. A long name is cut.
 impl fmt::Display for Key {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -2,18 +2,18 @@
 //! timeline.
 //!
 //! A library does not print. A notice is a warning of the log, until the program that owns stderr takes them
-//! with [`send_to`]: the command and the Python package write them out as they are.
+//! with [`send_to`]. The command and the Python package print them unchanged.
 
 use std::sync::OnceLock;
 
 static SINK: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Hands every notice from now on to `sink`, which must not block for long. Only the first call counts.
+/// Passes every notice from now on to `sink`, which must not block for long. Only the first call counts.
 pub fn send_to(sink: fn(&str)) {
     SINK.get_or_init(|| sink);
 }
 
-/// Hands `text`, of one or more lines without a last line feed, to the handler of notices.
+/// Passes `text` to the handler of notices. It has one or more lines, without a last line feed.
 pub fn notice(text: &str) {
     if let Some(sink) = SINK.get() {
         sink(text);
@@ -22,7 +22,8 @@ pub fn notice(text: &str) {
     }
 }
 
-/// As [`notice`], for news that is no warning: a line of the log at level `info` where nobody takes notices.
+/// Passes on `text` as [`notice`] does, if it is no warning. If there is no handler, it is logged at level
+/// `info`.
 pub fn inform(text: &str) {
     if let Some(sink) = SINK.get() {
         sink(text);
@@ -31,8 +32,8 @@ pub fn inform(text: &str) {
     }
 }
 
-/// Writes every notice from now on to stderr, each in one piece, which a launcher does not mix with another
-/// process's.
+/// Writes every notice from now on to stderr. Each is written in one piece, so that a launcher does not mix
+/// it with another process's output.
 pub fn to_stderr() {
     use std::io::Write;
     // If stderr is closed, nobody can read it.

@@ -1,8 +1,8 @@
 //! Folders for files of this user in a place that all users of a host share, such as `/dev/shm`.
 //!
 //! Another user may have made a folder or a link of the same name there before. So a folder is used only if
-//! it belongs to this user, nobody else has any right to it, and its name is no link. All that is done in it
-//! is done through its descriptor: a name that is exchanged meanwhile leads nowhere else.
+//! it belongs to this user, nobody else has any right to it, and its name is no link. All work in the folder
+//! is done through its descriptor, so exchanging the name meanwhile has no effect.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// A folder that belongs to this user alone.
+/// A folder to which only this user has rights.
 #[derive(Debug)]
 pub struct OwnFolder {
     folder: OwnedFd,
@@ -23,8 +23,8 @@ pub struct OwnFolder {
 }
 
 impl OwnFolder {
-    /// Opens the folder, which is made if it is not there, as are those above it. An error unless it is this
-    /// user's alone.
+    /// Opens the folder. Makes it and the folders above it if they do not exist. It is an error if other
+    /// users have rights to it.
     pub fn make(path: &Path) -> io::Result<Self> {
         if let Some(above) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
             DirBuilder::new().recursive(true).mode(0o700).create(above)?;
@@ -35,12 +35,13 @@ impl OwnFolder {
         }
     }
 
-    /// Opens the folder. An error unless it is there, and this user's alone.
+    /// Opens the folder. It is an error if it does not exist, or if other users have rights to it.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::open_at(CWD, path, path, 0o077)
     }
 
-    /// A folder in this one: this user's, and no link. The rights of others end at this one.
+    /// Opens a folder in this one. It must be this user's, and no link. Other users cannot reach it through
+    /// this one.
     pub fn below(&self, name: &str) -> io::Result<Self> {
         Self::open_at(&self.folder, Path::new(name), &self.path.join(name), 0)
     }
@@ -61,14 +62,14 @@ impl OwnFolder {
         Ok(OwnFolder { folder, path: path.to_path_buf() })
     }
 
-    /// Returns the names of the entries; the flag is true for a folder.
+    /// Returns the names of the entries. The flag is true for a folder.
     pub fn names(&self) -> io::Result<Vec<(String, bool)>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.folder)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name != "." && name != ".." {
-                // Some file systems do not say what an entry is.
+                // Some file systems do not report the type of an entry.
                 let kind = match entry.file_type() {
                     FileType::Unknown => {
                         let found = statat(&self.folder, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
@@ -82,7 +83,7 @@ impl OwnFolder {
         Ok(names)
     }
 
-    /// Makes an empty file of this name, unless there is something of this name.
+    /// Makes an empty file with this name, unless the name exists.
     pub fn mark(&self, name: &str) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR) {
@@ -91,8 +92,8 @@ impl OwnFolder {
         }
     }
 
-    /// Makes `name` a link to a word, unless there is something of this name; whether it leads to that word.
-    /// Of several processes that do so at once, with words of their own, one gets true.
+    /// Makes `name` a link to `word`, unless the name exists. Returns true if the link has this word. If
+    /// several processes do this at once with different words, one of them gets true.
     pub fn claim(&self, name: &str, word: &str) -> io::Result<bool> {
         match symlinkat(word, &self.folder, name) {
             Ok(()) => Ok(true),
@@ -108,7 +109,7 @@ impl OwnFolder {
         Ok(unlinkat(&self.folder, name, AtFlags::empty())?)
     }
 
-    /// Removes the folder and all that is in it.
+    /// Removes the folder and everything in it.
     pub fn remove(self) -> io::Result<()> {
         std::fs::remove_dir_all(&self.path)
     }

@@ -1,7 +1,7 @@
 //! `RINGPULL_RECORD`: the gradients that a program pushes and the values that it gets, in a file for each worker.
 //!
-//! A file has a line of JSON for each [`RecordedLine`]. A line is written at once, so a job that is killed
-//! leaves its calls up to then. `ringpull differ` compares the files of two jobs.
+//! A file has a line of JSON for each [`RecordedLine`]. Each line is written at once, so a job that is killed
+//! leaves all its calls up to that time. `ringpull differ` compares the files of two jobs.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DType, Error, Key, Kind, Result, notice};
 
-/// A line of a recording. An `update` is the number of this worker's pushes of the key, with this one.
+/// A line of a recording. `update` is the number of this worker's pushes of the key, including this one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordedLine {
@@ -48,17 +48,17 @@ pub enum RecordedLine {
     Value {
         /// The key.
         key: Key,
-        /// The number of the key's update that it follows.
+        /// The number of the key's update after which the value came.
         update: u64,
         /// The hash of the row ids, if rows were pulled.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ids: Option<u64>,
         /// The hash of the value, or of those rows.
         hash: u64,
-        /// The position of its values in the file of values, if they are there.
+        /// The offset of the value in the file of values, if it is there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         offset: Option<u64>,
-        /// Its length in bytes.
+        /// The length of the value in bytes.
         len: u64,
     },
 }
@@ -103,7 +103,7 @@ pub fn hash(parts: &[&[u8]]) -> u64 {
 }
 
 impl Recording {
-    /// Creates the folder and the files of a worker, in the place of any that are there.
+    /// Creates the folder and the files of a worker. Replaces existing files.
     pub fn create(options: &RecordingOptions, kind: Kind, rank: usize, workers: usize) -> Result<Self> {
         let create = |path: PathBuf| File::create(&path).map_err(|cause| Error::io("create", path.display(), &cause));
         let folder = &options.folder;
@@ -115,13 +115,13 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Writes a line. If that fails, says so once and records nothing more: the job goes on.
+    /// Writes a line. If that fails, prints a warning once and records nothing more. The job goes on.
     pub fn write(&self, line: &RecordedLine) {
         self.files.lock().write(line);
     }
 
-    /// Writes that `value` of `key` has come: its hash, and the bytes of a whole value while there is room for
-    /// them.
+    /// Records that `value` of `key` has come: its hash, and the bytes of a whole value while there is room
+    /// for them.
     pub fn value(&self, key: &Key, update: u64, ids: Option<u64>, value: &[u8]) {
         let (hash, len) = (hash(&[value]), value.len() as u64);
         let mut files = self.files.lock();

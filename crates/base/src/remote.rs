@@ -13,7 +13,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Memory that belongs to `owner`, at `place`, which is a name for messages.
+    /// Returns memory that belongs to `owner`. `place` is its name in messages.
     pub fn new(owner: Arc<dyn Any + Send + Sync>, place: &str) -> Self {
         Remote { owner, place: place.into() }
     }

@@ -1,4 +1,4 @@
-//! The secret of a job, and the proof of its knowledge between processes.
+//! The secret of a job, and the codes by which processes prove that they know it.
 
 use hmac_sha256::HMAC;
 
@@ -11,7 +11,7 @@ pub const CODE_BYTES: usize = 32;
 #[derive(Clone)]
 pub struct Secret(String);
 
-/// Random bytes of the operating system, which nobody has seen before.
+/// Returns new random bytes of the operating system.
 pub fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -26,32 +26,33 @@ impl Secret {
     /// The valid lengths of a secret, in characters.
     pub const LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
 
-    /// A new one: 32 random bytes, in hex.
+    /// Returns a new secret of 32 random bytes, in hex.
     pub fn new_random() -> Result<Self> {
         let digits = random::<32>()?.into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
         Ok(Secret(digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()))
     }
 
-    /// The secret in `text`, without the blanks around it that a file's last line ends with; or its length if
-    /// that cannot be one.
+    /// Returns the secret in `text`, without surrounding blanks such as a line feed at its end. If the length
+    /// is invalid, returns the length as an error.
     pub fn within(text: &str) -> std::result::Result<Self, usize> {
         let text = text.trim();
         let length = text.chars().count();
         if Self::LENGTHS.contains(&length) { Ok(Secret(text.to_owned())) } else { Err(length) }
     }
 
-    /// The secret itself: for the environment of a process of the same job, or a message to it.
+    /// Returns the secret itself, for the environment of a process of the job, or for a message to it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// A code for `purpose` that cannot be made without the secret (HMAC-SHA256, RFC 2104). Each of `parts`
-    /// has a fixed length for one purpose, so no two lists of parts are one text.
+    /// A code for `purpose` that cannot be made without the secret (HMAC-SHA256, RFC 2104). For one purpose
+    /// each of `parts` has a fixed length, so that two different lists of parts never give one text.
     pub fn code(&self, purpose: &str, parts: &[&[u8]]) -> [u8; CODE_BYTES] {
         self.hash(purpose, parts).finalize()
     }
 
-    /// Returns true if `code` is [`Secret::code`] of the same. It takes as long wherever the two differ.
+    /// Returns true if `code` is the [`Secret::code`] of this purpose and these parts. The time does not
+    /// depend on where the two differ.
     pub fn is_code(&self, code: &[u8], purpose: &str, parts: &[&[u8]]) -> bool {
         code.try_into().is_ok_and(|code| self.hash(purpose, parts).finalize_verify(code))
     }

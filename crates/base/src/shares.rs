@@ -1,4 +1,4 @@
-//! Workers that are not equally fast: each one's share of a batch, and which shares end together.
+//! Shares of a batch for workers of different speeds, with which all workers end a step together.
 //!
 //! A share is a weight, as in MXNet's `work_load_list`: with 3, 3, 3, 1 the last worker has a tenth of the
 //! batch. [`split`] cuts a batch. [`factor`] weights the mean over a worker's own part, so that the sum over
@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 
 use crate::{Error, Result, waits};
 
-/// The sum of the weights; an error unless they are finite and not negative, and one is positive.
+/// Returns the sum of the weights. Returns an error unless all are finite and not negative, and one is
+/// positive.
 fn total(work_load_list: &[f64]) -> Result<f64> {
     let total: f64 = work_load_list.iter().sum();
     let is_weight = |weight: &f64| weight.is_finite() && *weight >= 0.0;
@@ -26,8 +27,8 @@ fn total(work_load_list: &[f64]) -> Result<f64> {
     Ok(total)
 }
 
-/// The rows of each worker, in their order, of a batch of `len`: as near to the weights as whole rows can be.
-/// A worker that is to have some gets one at least, or it is an error.
+/// Returns the rows of each worker in a batch of `len`, in order, as near to the weights as whole rows can
+/// be. A worker with a positive weight gets at least one row, or it is an error.
 ///
 /// ```
 /// # use ringpull_base as ringpull;
@@ -59,15 +60,16 @@ pub fn factor(rank: usize, work_load_list: &[f64]) -> Result<f64> {
     Ok(work_load_list[rank] * work_load_list.len() as f64 / total)
 }
 
-/// The shares with which all workers compute for the same time, where with `shares` they have computed for
-/// `seconds`; they add up to the number of workers. A worker whose share or whose time was 0 keeps its share.
+/// Returns the shares with which all workers would compute for the same time, if with `shares` they have
+/// computed for `seconds`. They add up to the number of workers. A worker with a share or a time of 0 keeps
+/// its share.
 pub fn suggest(shares: &[f64], seconds: &[f64]) -> Vec<f64> {
     let speed = |(share, second): (&f64, &f64)| (*share > 0.0 && *second > 0.0).then(|| share / second);
     let speeds: Vec<Option<f64>> = shares.iter().zip(seconds).map(speed).collect();
     let known = |values: &dyn Fn(usize) -> f64| -> f64 {
         (0..shares.len()).filter(|at| speeds[*at].is_some()).map(values).sum()
     };
-    // Those whose speed is known divide what they have had together.
+    // Workers of known speed divide their common share anew.
     let (had, fast) = (known(&|at| shares[at]), known(&|at| speeds[at].unwrap_or_default()));
     let all: f64 = shares.iter().sum();
     let suggested = |(speed, share): (&Option<f64>, &f64)| speed.map_or(*share, |speed| speed * had / fast);
@@ -77,31 +79,33 @@ pub fn suggest(shares: &[f64], seconds: &[f64]) -> Vec<f64> {
 /// This worker's weight over the mean of all, as the bits of an f64.
 static OWN: AtomicU64 = AtomicU64::new(1f64.to_bits());
 
-/// This worker's weight over the mean of all, as it was last set.
+/// Returns this worker's weight over the mean of all, as it was last set.
 pub fn own() -> f64 {
     f64::from_bits(OWN.load(Ordering::Relaxed))
 }
 
-/// Sets it, and measures anew.
+/// Sets this worker's weight over the mean of all, and restarts the measurement.
 pub fn set_own(factor: f64) {
     OWN.store(factor.to_bits(), Ordering::Relaxed);
     measure_anew();
 }
 
-/// Since when this process measures how long it computes, and how long its threads had waited by then.
+/// The time at which this process began to measure its computing time, and the waiting time of its threads by
+/// then.
 static BEGUN: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
 
-/// Begins to measure, unless that is under way.
+/// Begins to measure, unless the process already measures.
 pub fn begin_measuring() {
     BEGUN.lock().get_or_insert_with(|| (Instant::now(), waits::waited()));
 }
 
-/// Begins anew.
+/// Restarts the measurement.
 pub fn measure_anew() {
     *BEGUN.lock() = Some((Instant::now(), waits::waited()));
 }
 
-/// For how long the program has not waited in a call of a store since the measuring began; 0 if it has not.
+/// Returns the time since the measurement began, without the waits in calls of stores, or 0 if it has not
+/// begun.
 pub fn computed_s() -> f64 {
     let begun = *BEGUN.lock();
     begun.map_or(0.0, |(begun, waited)| {

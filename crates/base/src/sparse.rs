@@ -1,4 +1,4 @@
-//! Row-sparse values: some rows of a tensor, named by their ids, the others being zero.
+//! Row-sparse values: some rows of a tensor, with their ids. The other rows are zero.
 
 use crate::{Error, Result, Tensor};
 
@@ -22,8 +22,8 @@ pub struct RowSparse {
 }
 
 impl RowSparse {
-    /// Rows `row_ids` of a tensor of `shape`. The ids need be neither sorted nor unique; rows named twice add
-    /// up when pushed.
+    /// Returns rows `row_ids` of a tensor of `shape`. The ids need not be sorted or unique. Rows with equal
+    /// ids are added up when they are pushed.
     ///
     /// Errors if an id is outside `0..shape[0]` or if `rows` does not hold one row for each id.
     pub fn new(shape: &[usize], row_ids: &[i64], rows: Tensor) -> Result<Self> {

@@ -1,6 +1,6 @@
 //! Suggests the existing name that a misspelt one may mean.
 
-/// The closest of `names` to `given`, if it is close enough to be a slip: a third of its letters, at most.
+/// Returns the name in `names` that is closest to `given`, if at most a third of its letters differ.
 pub fn closest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = given.to_lowercase();
     let (edits, name) = names.into_iter().map(|name| (edits(&lower, name), name)).min_by_key(|(edits, _)| *edits)?;
@@ -12,7 +12,8 @@ pub fn did_you_mean<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -
     closest(given, names).map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// Returns the number of letters to insert, remove, replace or swap with the next one to make `to` of `from`.
+/// Returns the number of letters to insert, remove, replace or swap with the next one that turns `from` into
+/// `to`.
 fn edits(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     // table[i][j]: from the first i letters to the first j.

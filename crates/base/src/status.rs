@@ -1,7 +1,7 @@
 //! The activity of the ranks of a job: the output of `ringpull top`, of a scrape of metrics and of SIGUSR1.
 //!
-//! Rank 0 asks every process when somebody wants to know, so a job that nobody watches does nothing for this.
-//! Counters only grow; a watcher that wants rates takes two statuses.
+//! Rank 0 asks every process only on request, so a job that nobody watches has no cost. Counters only grow.
+//! For rates, take two statuses.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -22,29 +22,30 @@ pub struct JobStatus {
     pub library: String,
     /// The first fault, if the job has failed.
     pub fault: Option<String>,
-    /// Each rank, in order; `None` for one that did not answer in time.
+    /// The status of each rank, in order, or `None` if the rank did not answer in time.
     pub ranks: Vec<Option<RankStatus>>,
-    /// Likewise each helper.
+    /// The status of each helper, in the same way.
     #[serde(default)]
     pub helpers: Vec<Option<RankStatus>>,
-    /// Likewise each server.
+    /// The status of each server, in the same way.
     #[serde(default)]
     pub servers: Vec<Option<RankStatus>>,
-    /// The ranks that others wait for, if any.
+    /// The ranks for which others wait, if there are any.
     pub late: Option<LateRanks>,
 }
 
-/// The work of a rank, a helper or a server since its start, and its present activity.
+/// The work of a rank, a helper or a server since its start, and its current activity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {
     /// Its rank, host and process.
     pub peer: Peer,
     /// Seconds since it created its first store.
     pub seconds: f64,
-    /// The number of pushes of the key that it has pushed most often. Of a server, the rounds of the segment
-    /// that has most.
+    /// The number of pushes of the key that it has pushed most often. For a server, the number of rounds of
+    /// the segment with the most rounds.
     pub steps: u64,
-    /// Operations called, but for those of process sets. Of a server, requests that it has taken.
+    /// The number of operations called, without those of process sets. For a server, the number of requests
+    /// taken.
     pub calls: u64,
     /// Seconds in which its program waited in a call of ours, over all of its threads.
     pub waited_s: f64,
@@ -52,23 +53,23 @@ pub struct RankStatus {
     pub moving_s: f64,
     /// Payload sent to other ranks.
     pub sent_bytes: u64,
-    /// Payload received from them.
+    /// Payload received from other ranks.
     pub received_bytes: u64,
     /// Control messages about operations that it has sent.
     pub control_messages: u64,
     /// Resident memory of its process.
     pub memory_bytes: u64,
-    /// The operation that is under way, or that it has called and others have not.
+    /// The operation that is under way, or that this rank has called and others have not.
     pub doing: Option<String>,
-    /// True if that is an operation of a process set.
+    /// True if `doing` is an operation of a process set.
     pub is_of_set: bool,
-    /// For how many seconds its program has been waiting in a call, if it does.
+    /// The seconds for which its program has been waiting in a call, if it waits.
     pub waits_s: Option<f64>,
-    /// The line of its program, if its language's package can tell.
+    /// The current line of its program, if the package of its language can find it.
     pub site: Option<String>,
 }
 
-/// Ranks that others wait for.
+/// Ranks for which others wait.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LateRanks {
     /// The late ranks.
@@ -77,7 +78,7 @@ pub struct LateRanks {
     pub operation: String,
     /// A rank that waits.
     pub waiting: usize,
-    /// For how many seconds it has waited.
+    /// The seconds for which the rank has waited.
     pub waited_s: f64,
 }
 
@@ -89,11 +90,11 @@ impl JobStatus {
             .flat_map(|(role, all)| all.iter().enumerate().map(move |(rank, status)| (role, rank, status.as_ref())))
     }
 
-    /// Returns the answer of `ask`. A process that has not looked lately where its program is does so when it
-    /// is asked, and says it the next time: so if all have answered and a rank has not said where it is, this
-    /// asks once more. Blocks.
+    /// Returns the answer of `ask`. A process that has not looked up the place of its program lately does so
+    /// when it is asked, and reports the place with its next answer. So if all have answered and a rank's
+    /// place is missing, this asks once more. Blocks.
     pub fn ask(mut ask: impl FnMut() -> JobStatus) -> JobStatus {
-        /// The time to wait for a look, which another thread takes.
+        /// The time to wait for another thread to look up the place.
         const LOOK: Duration = Duration::from_millis(50);
         let first = ask();
         let is_whole = first.processes().all(|(_, _, answer)| answer.is_some());
@@ -105,7 +106,7 @@ impl JobStatus {
         ask().or(first)
     }
 
-    /// This one, with the answers of `earlier` where it has none.
+    /// Returns this status, with the answers of `earlier` where this one has none.
     fn or(mut self, earlier: JobStatus) -> JobStatus {
         let pairs = [
             (&mut self.ranks, earlier.ranks),
@@ -125,7 +126,7 @@ impl JobStatus {
     /// Finds the late ranks from the answers, if rank 0's agreement does not know them: in a frozen cycle
     /// ranks do not announce their calls.
     pub fn find_late(&mut self) {
-        /// Ranks end the same sum at slightly different times, so a shorter wait says nothing.
+        /// Ranks end one sum at slightly different times, so a shorter wait means nothing.
         const SHORTEST_S: f64 = 0.1;
         if self.late.is_some() || self.fault.is_some() {
             return;
@@ -144,7 +145,8 @@ impl JobStatus {
         }
     }
 
-    /// The sentence about late ranks, if there are any. At most eight are named, the others counted.
+    /// Returns the sentence about late ranks, if there are any. It names at most eight of them and the number
+    /// of the others.
     pub fn late_line(&self) -> Option<String> {
         const NAMED: usize = 8;
         let late = self.late.as_ref()?;
@@ -166,12 +168,12 @@ impl JobStatus {
         ))
     }
 
-    /// As JSON.
+    /// Returns the status as JSON.
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("a status is plain data")
     }
 
-    /// One line for each rank, then who is late: for a log. The last line is not ended.
+    /// Returns a line for each rank, and then the late ranks, for a log. The last line has no line feed.
     pub fn lines(&self) -> String {
         let line = |(role, rank, status): (Role, usize, Option<&RankStatus>)| {
             status.map_or_else(|| format!("{} {rank} does not answer", role.label()), RankStatus::line)
@@ -223,10 +225,10 @@ impl JobStatus {
 }
 
 impl RankStatus {
-    /// That of this process, which has been `peer` since then: all that does not depend on the way to the
-    /// peers. Has somebody look where the program is, for the next question.
+    /// Returns the part of this process's status that does not depend on the kind of job. The process has
+    /// been `peer` since `since`. Starts to look up the place of the program, for the next question.
     pub fn of_this(peer: Peer, since: Instant) -> Self {
-        /// The largest age of a look at the program.
+        /// The greatest age of a place of the program that still counts.
         const RECENT: Duration = Duration::from_millis(1500);
         let site = Instant::now().checked_sub(RECENT).and_then(waits::seen).and_then(|place| place.site);
         if waits::has_looker() {
@@ -250,7 +252,7 @@ impl RankStatus {
         }
     }
 
-    /// Describes its present activity in a few words.
+    /// Describes the current activity in a few words.
     pub fn now(&self) -> String {
         let doing = self.doing.as_deref();
         match self.peer.role {
@@ -276,8 +278,8 @@ impl RankStatus {
     }
 }
 
-/// The folder of the sockets by which jobs of this host's user can be asked: one for each rank 0, named by
-/// its process. `XDG_RUNTIME_DIR` has it if that is set.
+/// Returns the folder of the sockets for the status of this user's jobs on this host. There is one socket for
+/// each rank 0, named by its process. If `XDG_RUNTIME_DIR` is set, the folder is in there.
 pub fn folder() -> PathBuf {
     crate::config::text("XDG_RUNTIME_DIR")
         .filter(|folder| std::path::Path::new(folder).is_dir())
@@ -289,7 +291,7 @@ pub fn folder_in(temporary: &std::path::Path) -> PathBuf {
     temporary.join(format!("ringpull-{}", rustix::process::getuid().as_raw()))
 }
 
-/// For how long something has been under way, all together.
+/// The total time for which something has been under way.
 #[derive(Debug, Default)]
 pub struct Stopwatch {
     since: Option<Instant>,
@@ -297,7 +299,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts the watch if anything is under way from now on, and else stops it.
+    /// Starts the watch if `is_under_way`, and stops it otherwise.
     pub fn run(&mut self, is_under_way: bool) {
         match self.since {
             None if is_under_way => self.since = Some(Instant::now()),
@@ -309,7 +311,7 @@ impl Stopwatch {
         }
     }
 
-    /// For how long it has been.
+    /// Returns the total time.
     pub fn elapsed(&self) -> Duration {
         self.before + self.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
@@ -377,8 +379,8 @@ mod tests {
         assert!(
             job_of_three.lines().contains("rank 0 (pid 10 on h\"1): step 4, 8 calls, waits 0.4 s for push of key w7")
         );
-        // All compute; all wait for what moves; a wait is short; the other has an operation under way too; it
-        // is not in the process set.
+        // Cases without a late rank: all compute, all wait for data, a wait is short, the other rank also has
+        // an operation under way, or it is not in the process set.
         let busy = RankStatus { doing: Some("push of key w6".to_owned()), ..rank(1, 7, None) };
         let of_set = RankStatus { is_of_set: true, ..rank(0, 8, Some(3.0)) };
         for ranks in [

@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-/// The time limit of a greeting.
+/// The time limit for a greeting.
 pub const GREETING: Duration = Duration::from_secs(5);
 
-/// The time that every greeting has at least, however many strangers connect. A process of the job needs
-/// less, even on a busy host.
+/// The least time that every greeting has, even if many strangers connect. A process of the job needs less,
+/// even on a busy host.
 pub const SPARED: Duration = Duration::from_millis(100);
 
 /// The number of connections that the system keeps until they are accepted. It lets others wait for a second.
 pub const QUEUE: i32 = 1024;
 
-/// Refusals are logged at most so often.
+/// The least time between two lines of the log about refusals.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Connections that were refused since the last line of the log about them.
@@ -23,7 +23,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Counts one more. Returns for how many a line should be logged now, if one should.
+    /// Counts one more refusal. If a line should be logged now, returns the number of refusals for it.
     pub fn count(&mut self) -> Option<usize> {
         self.count += 1;
         let is_due = self.logged.is_none_or(|since| since.elapsed() >= LOG_EVERY);

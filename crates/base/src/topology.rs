@@ -18,7 +18,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// This process, as the one of `role` that has this rank.
+    /// Returns this process, with this role and rank.
     pub fn this(role: Role, rank: usize) -> Self {
         Peer { rank, role, host: host_name(), pid: std::process::id() }
     }
@@ -32,7 +32,7 @@ impl std::fmt::Display for Peer {
 
 /// This host's name.
 pub fn host_name() -> String {
-    // What `uname` says.
+    // The name is the one that `uname` prints.
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim_end().to_owned()
 }

@@ -1,8 +1,8 @@
-//! The waits of this process's threads in calls of ours, and the place of its program.
+//! The waits of this process's threads in calls of ringpull, and the place of its program.
 //!
 //! Two things need this: the detection of a job in which every rank waits for another, and the description of
-//! a rank that others wait for. Both are answered with the help of code that knows the program's language:
-//! the Python package looks at the frames of Python's threads.
+//! a rank that others wait for. Both need the help of code that knows the program's language: the Python
+//! package looks at the frames of Python's threads.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::OnceLock;
@@ -14,14 +14,14 @@ use parking_lot::Mutex;
 use crate::forked::List;
 use crate::{Error, Result};
 
-/// The threads that have called a store. Nobody takes a lock: a process may be forked at any time.
+/// The threads that have called a store. The list needs no lock, because a process may be forked at any time.
 static CALLERS: List<Caller> = List::new();
 
-/// A thread that has called a store, or a place for one.
+/// A thread that has called a store, or an unused entry.
 struct Caller {
-    /// Linux's number of the thread; [`FREE`] when it has ended.
+    /// Linux's number of the thread, or [`FREE`] when it has ended.
     id: AtomicU32,
-    /// Since when it waits, by [`since_start_ns`]; 0 if it does not.
+    /// The time since which it waits, by [`since_start_ns`], or 0 if it does not wait.
     since_ns: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ thread_local! {
     static CHECK: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
-/// The calling thread's place among the callers, which it leaves at its end.
+/// The calling thread's entry among the callers, which is freed at the thread's end.
 struct CallerPlace(&'static Caller);
 
 impl CallerPlace {
@@ -79,14 +79,14 @@ struct LastLook {
 /// The place of a program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Its own line, such as `train.py:41 in evaluate`.
+    /// The line of the program's own code, such as `train.py:41 in evaluate`.
     pub site: Option<String>,
-    /// True if it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls
-    /// nothing meanwhile.
+    /// True if the program waits there for the results of other threads, as in MXNet's `asnumpy`, so that it
+    /// calls nothing meanwhile.
     pub is_wait: bool,
-    /// Linux's numbers of the threads that are in code of the program's language and do not wait so, 0 for
-    /// one whose number is unknown. A thread that is not there belongs to a framework, which calls on behalf
-    /// of others.
+    /// Linux's numbers of the threads that run code of the program's language and do not wait in that way,
+    /// with 0 for a thread of unknown number. A thread that is not in the list belongs to a framework, which
+    /// calls on behalf of others.
     pub busy: Vec<u32>,
 }
 
@@ -96,41 +96,41 @@ impl Place {
     }
 }
 
-/// A thread waits in a call of ours while this is there. Only the outermost of a thread counts, and of a
-/// thread that calls stores.
+/// A guard of a thread that waits in a call of ringpull. Only the outermost guard of a thread counts, and
+/// only if the thread calls stores.
 #[derive(Debug)]
 pub struct Wait {
-    /// The begin of the wait, if it counts.
+    /// The beginning of the wait, if it counts.
     since: Option<Instant>,
 }
 
 /// Nanoseconds of waits that have ended, of all threads.
 static WAITED_NS: AtomicU64 = AtomicU64::new(0);
 
-/// For how long threads that call stores have waited since the process began, all together, with waits that
-/// have not ended. Never less than before.
+/// Returns the total time for which threads that call stores have waited since the process began, including
+/// waits that have not ended. It never decreases.
 pub fn waited() -> Duration {
     static MOST_NS: AtomicU64 = AtomicU64::new(0);
-    // In this order a wait that ends meanwhile is missed, and never counted twice.
+    // With this order a wait that ends meanwhile may be missed, but is never counted twice.
     let ended_ns = WAITED_NS.load(Ordering::Acquire);
     let now_ns = since_start_ns(Instant::now());
     let total_ns = ended_ns + open_waits().map(|since_ns| now_ns.saturating_sub(since_ns)).sum::<u64>();
     Duration::from_nanos(MOST_NS.fetch_max(total_ns, Ordering::Relaxed).max(total_ns))
 }
 
-/// Returns the time of the longest present wait, if any thread waits.
+/// Returns the time of the longest current wait, if a thread waits.
 pub fn longest() -> Option<Duration> {
     let now_ns = since_start_ns(Instant::now());
     open_waits().min().map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)))
 }
 
-/// Since when each thread waits that does, by [`since_start_ns`].
+/// Returns the time since which each waiting thread waits, by [`since_start_ns`].
 fn open_waits() -> impl Iterator<Item = u64> {
     let callers = CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
     callers.map(|caller| caller.since_ns.load(Ordering::Acquire)).filter(|since_ns| *since_ns > 0)
 }
 
-/// Nanoseconds, at least 1, since this was first asked.
+/// Returns the nanoseconds since the first call of this, at least 1.
 pub(crate) fn since_start_ns(now: Instant) -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     now.saturating_duration_since(*START.get_or_init(|| now)).as_nanos() as u64 + 1
@@ -139,8 +139,8 @@ pub(crate) fn since_start_ns(now: Instant) -> u64 {
 /// The time between two looks of a wait that may be interrupted.
 const PIECE: Duration = Duration::from_millis(100);
 
-/// Does `work`, whose waits end with [`Error::Interrupted`] once `check` says so, which is asked now and
-/// then: a program's handler of signals has run, say.
+/// Does `work`. Its waits end with [`Error::Interrupted`] when `check` returns true, for example because the
+/// program's signal handler has run. `check` is called now and then.
 pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
     struct PreviousCheck(Option<fn() -> bool>);
     impl Drop for PreviousCheck {
@@ -153,8 +153,8 @@ pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
 }
 
 /// Calls `wait` with the longest time to wait, in pieces if this thread may be interrupted. Returns `None`
-/// after `limit`; without one it waits for ever. It does not count as a [`wait`] for another rank: a wait
-/// that ends by its limit is none.
+/// after `limit`, or waits for ever if there is no limit. It does not count as a [`wait`] for another rank,
+/// because a wait with a limit does not.
 pub fn in_pieces<T>(
     limit: Option<Duration>,
     mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>,
@@ -175,13 +175,14 @@ pub fn in_pieces<T>(
     }
 }
 
-/// [`Error::Interrupted`] if this thread may be interrupted and has been: for a loop that waits by itself.
+/// Returns [`Error::Interrupted`] if this thread may be interrupted and has been. For code with its own loop
+/// of waits.
 pub fn check() -> Result<()> {
     let check = CHECK.try_with(Cell::get).ok().flatten();
     if check.is_some_and(|is_interrupted| is_interrupted()) { Err(Error::Interrupted {}) } else { Ok(()) }
 }
 
-/// As [`in_pieces`], without a limit.
+/// Waits as [`in_pieces`] does, without a limit.
 pub fn until<T>(mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>) -> Result<T> {
     loop {
         if let Some(found) = in_pieces(None, &mut wait)? {
@@ -190,13 +191,13 @@ pub fn until<T>(mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>) -> 
     }
 }
 
-/// This thread calls a store, and may do so again as long as it lives.
+/// Records that this thread calls a store, and may do so again as long as it lives.
 pub fn call() {
-    // Not where the thread is about to end.
+    // This does nothing if the thread is about to end.
     CALLER.try_with(|caller| caller.get_or_init(CallerPlace::new).0).ok();
 }
 
-/// Marks the begin of this thread's wait for other threads or other ranks.
+/// Marks the beginning of this thread's wait for other threads or other ranks.
 #[must_use = "the wait ends when it is dropped"]
 pub fn wait() -> Wait {
     let begins = |caller: &OnceCell<CallerPlace>| {
@@ -222,8 +223,9 @@ impl Drop for Wait {
     }
 }
 
-/// Returns true if no thread that calls stores can call one now: each waits in a call of ours, or (by
-/// `place`) in its framework for our results, or belongs to the framework and has nothing to do.
+/// Returns true if no thread that calls stores can call one now. Each such thread then waits in a call of
+/// ringpull, or (according to `place`) waits in its framework for our results, or belongs to the framework
+/// and is idle.
 pub fn is_only_waiting(place: Option<&Place>) -> bool {
     let callers = || CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
     let somebody_waits = place.is_some_and(|place| place.is_wait) || callers().any(Caller::is_waiting);
@@ -233,18 +235,18 @@ pub fn is_only_waiting(place: Option<&Place>) -> bool {
     somebody_waits && callers().all(cannot_call)
 }
 
-/// Lets `looker` say where the program is. It may take long: it runs on a thread of its own. Only the first
-/// call counts.
+/// Sets `looker` as the function that returns the place of the program. It may take long, because it runs on
+/// a separate thread. Only the first call counts.
 pub fn look_with(looker: fn() -> Place) {
     LOOKER.get_or_init(|| looker);
 }
 
-/// Returns true if anybody can say where the program is.
+/// Returns true if there is a function that returns the place of the program.
 pub fn has_looker() -> bool {
     LOOKER.get().is_some()
 }
 
-/// Has somebody look where the program is; [`seen`] has the answer later.
+/// Starts to look up the place of the program. [`seen`] returns it later.
 pub fn look() {
     let Some(looker) = LOOKER.get() else { return };
     let mut seen = SEEN.lock();
@@ -263,31 +265,31 @@ pub fn look() {
     }
 }
 
-/// Returns the place of the program when somebody last looked, if that was after `since`.
+/// Returns the last place of the program that was looked up, if that was after `since`.
 pub fn seen(since: Instant) -> Option<Place> {
     SEEN.lock().last.as_ref().filter(|(when, _)| *when >= since).map(|(_, place)| place.clone())
 }
 
-/// The processor time, of one processor, up to which a process counts as one that only waits.
+/// The part of one processor's time up to which a process counts as only waiting.
 pub const IDLE: f64 = 0.2;
 
-/// Threads whose computing is not the program's.
+/// The threads whose computing does not count as the program's.
 static LIBRARY: List<u32> = List::new();
 
-/// Excludes the calling thread's computing from the program's work: a library that waits may turn in a loop.
+/// Excludes the calling thread's computing from the program's, because a library may wait in a busy loop.
 pub fn leave_out_this_thread() {
     LIBRARY.push(this_thread());
 }
 
-/// The processor time that this process has used except by the threads that are left out, in seconds; exact
-/// to a hundredth.
+/// Returns the processor time of this process in seconds, without the excluded threads, with an accuracy of a
+/// hundredth.
 pub fn used_s() -> f64 {
     let library = LIBRARY.iter().map(|thread| used_by_s(&format!("task/{thread}/")));
     used_by_s("") - library.sum::<f64>()
 }
 
 fn used_by_s(whom: &str) -> f64 {
-    // Linux counts them in hundredths of a second for programs, whatever it uses itself.
+    // Linux reports these times to programs in hundredths of a second, whatever unit it uses itself.
     const TICKS: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/self/{whom}stat")).unwrap_or_default();
     // The name in parentheses may hold blanks.
@@ -343,7 +345,7 @@ mod tests {
         const NAME: &str = "waits::tests::a_wait_counts_while_it_lasts_and_a_look_is_answered_later";
         const ALONE: &str = "RINGPULL_TEST_ALONE";
         if std::env::var_os(ALONE).is_none() {
-            // Threads of other tests wait and call too, so it has a process of its own.
+            // Threads of other tests wait and call too, so this test runs in a separate process.
             let mut again = std::process::Command::new(std::env::current_exe().unwrap());
             let output = again.args([NAME, "--exact"]).env(ALONE, "1").output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout);

@@ -1,4 +1,4 @@
-//! Compares every operation on a device, byte by byte, with `reference`; `ringpull doctor --gpu` runs this on
+//! Compares every operation on a device, byte by byte, with `reference`. `ringpull doctor --gpu` runs this on
 //! a GPU.
 
 use std::sync::Arc;
@@ -22,8 +22,8 @@ const LENGTHS: [usize; 3] = [1, 37, 1000];
 /// More than one wave of blocks on any GPU.
 const LONG: usize = (1 << 20) + 3;
 
-/// The outcome of each check by its name. Buffers have few elements. On devices that are not simulated, some
-/// buffers have up to `bytes` bytes and a few elements more.
+/// Returns the outcome of each check with its name. Buffers have few elements. On devices that are not
+/// simulated, some buffers have slightly more than `bytes` bytes.
 pub fn check_operations(devices: &Arc<Devices>, bytes: usize) -> Vec<(String, Result<()>)> {
     let mut lengths = LENGTHS.to_vec();
     if devices.platform().name() != "sim" {
@@ -59,7 +59,7 @@ pub fn check_operations(devices: &Arc<Devices>, bytes: usize) -> Vec<(String, Re
 }
 
 fn packing(devices: &Arc<Devices>) -> Result<()> {
-    // More than one launch takes, of lengths that are aligned to nothing.
+    // There are more buffers than one launch takes, of unaligned lengths.
     let lengths: Vec<usize> = (0..40).map(|index| (index * index * 31) % 9000 + 1).collect();
     let reads: Vec<Buffer> = lengths.iter().enumerate().map(|(seed, len)| pattern(DType::U8, *len, seed)).collect();
     compare(devices, &Operation::Copy, &reads, &lengths)
@@ -111,8 +111,8 @@ fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool, len:
     Ok(())
 }
 
-/// Runs `operation` on a device and on the host, with the memory at the start of an allocation and four
-/// elements behind it.
+/// Runs `operation` on a device and on the host. The memory is at the start of an allocation, and then four
+/// elements behind the start.
 fn compare(devices: &Arc<Devices>, operation: &Operation, reads: &[Buffer], lengths: &[usize]) -> Result<()> {
     for offset in [0, 8] {
         let given: Vec<Buffer> = reads.iter().map(|read| Buffer::copy_of(read.bytes())).collect();
@@ -151,7 +151,7 @@ fn on_device(
         kept.push(staging);
         inputs.push(slice);
     }
-    // What is changed in place is among both.
+    // Memory that is changed in place is among both reads and writes.
     let outputs = match operation {
         Operation::Quantise2 { .. } | Operation::Quantise1 { .. } => vec![place(lengths[0])?, inputs[1].clone()],
         Operation::AddDequantised2 { .. } | Operation::AddDequantised1 => vec![inputs[1].clone()],
@@ -172,7 +172,7 @@ fn pinned(devices: &Devices, len_bytes: usize) -> Result<Slice> {
     Ok(Slice::all(&Memory::pinned(devices.platform(), len_bytes)?).part(0..len_bytes))
 }
 
-/// Values of many magnitudes, another series for each `seed`.
+/// Returns values of many magnitudes, with a different series for each `seed`.
 fn value(index: usize, seed: usize) -> f64 {
     let noise = (index * 2_654_435_761 + seed * 40_503) % 65_521;
     (noise as f64 / 65_521.0 - 0.5) * [0.01, 1.0, 3.0, 100.0][(index + seed) % 4]

@@ -1,10 +1,10 @@
 //! The devices that a store works on, their streams, and tensors in their memory.
 //!
-//! A store's own work runs on one lane, a stream, of each device; copies to and from the host that are to
-//! overlap with it have streams of their own. A tensor has a stream too: the one its content is ready on. A
-//! store makes its lane wait for that stream before it uses the tensor, and the stream wait for the lane
-//! afterwards. So whoever queues work on a tensor's stream while holding the tensor's guard needs no other
-//! order, and neither waits for the device.
+//! A store's own work runs on one stream of each device, the lane. Copies to and from the host that overlap
+//! with it have separate streams. A tensor has a stream too, on which its content is ready. A store makes its
+//! lane wait for this stream before it uses the tensor, and makes the stream wait for the lane afterwards. So
+//! code that holds a tensor's guard may queue work on the tensor's stream without other synchronisation, and
+//! never waits for the device.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::layout::Layout;
 use super::work::{Collective, Work};
 use super::{GoOn, Platform, Simulated};
 
-/// The time limit of work on a device, unless somebody sets another.
+/// The default time limit of work on a device.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// The elements of a tensor on a device, and the stream that they are ready on.
+/// The elements of a tensor on a device, and the stream on which they are ready.
 pub struct Array {
     slice: Slice,
     stream: Arc<Stream>,
@@ -36,7 +36,7 @@ impl Array {
         &self.slice
     }
 
-    /// The stream that they are ready on.
+    /// The stream on which the elements are ready.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -46,12 +46,12 @@ impl Array {
     }
 }
 
-/// The array behind a tensor, if it is on a device.
+/// Returns the array of a tensor, if it is on a device.
 pub fn array_of(remote: Option<&Remote>) -> Option<&Array> {
     remote?.owner()
 }
 
-/// Some devices of one platform, as a store uses them: all of that platform.
+/// All devices of one platform, as a store uses them.
 pub struct Devices {
     platform: Arc<dyn Platform>,
     pub(super) lanes: Vec<Arc<Stream>>,
@@ -62,15 +62,15 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The devices of `platform`; whoever waits for a copy that [`upload`](Self::upload) and its like make
-    /// waits for `limit`.
+    /// Returns the devices of `platform`. Copies by [`upload`](Self::upload) and similar functions are waited
+    /// for at most `limit`.
     pub fn over(platform: Arc<dyn Platform>, limit: Duration) -> Result<Arc<Self>> {
         let streams = || (0..platform.count()).map(|device| Stream::on(&platform, device)).collect::<Result<Vec<_>>>();
         let (lanes, users, down, up) = (streams()?, streams()?, streams()?, streams()?);
         Ok(Arc::new(Devices { platform, lanes, users, down, up, limit }))
     }
 
-    /// `count` simulated devices.
+    /// Returns `count` simulated devices.
     pub fn simulated(count: usize) -> Result<Arc<Self>> {
         Self::over(Simulated::new(count), LIMIT)
     }
@@ -89,7 +89,7 @@ impl Devices {
         &self.platform
     }
 
-    /// The stream that a store's work on `device` runs on.
+    /// Returns the stream of a store's work on `device`.
     pub fn lane(&self, device: usize) -> &Arc<Stream> {
         &self.lanes[device]
     }
@@ -109,13 +109,13 @@ impl Devices {
         format!("{}:{device}", self.platform.name())
     }
 
-    /// A tensor over `memory`, ready on `stream`.
+    /// Returns a tensor over `slice`, ready on `stream`.
     pub fn tensor(&self, dtype: DType, shape: &[usize], slice: Slice, stream: Arc<Stream>) -> Tensor {
         let place = self.place(stream.device());
         Tensor::from_remote(dtype, shape, Remote::new(Arc::new(Array { slice, stream }), &place))
     }
 
-    /// A tensor of zeros on `device`. Does not wait for it.
+    /// Returns a tensor of zeros on `device`. Does not wait for the device.
     pub fn zeros(&self, device: usize, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         let len_bytes = dtype.len_bytes(shape)?;
         let stream = Arc::clone(self.user(device)?);
@@ -124,15 +124,15 @@ impl Devices {
         Ok(self.tensor(dtype, shape, slice, stream))
     }
 
-    /// A copy on `device` of a tensor in host memory. Blocks until it is there.
+    /// Copies a tensor from host memory to `device`. Blocks until the copy is done.
     pub fn upload(&self, device: usize, tensor: &Tensor) -> Result<Tensor> {
         let copy = self.zeros(device, tensor.dtype(), tensor.shape())?;
         self.overwrite(&copy, tensor)?;
         Ok(copy)
     }
 
-    /// `to`, on a device, becomes `from`, in host memory. Blocks until it has; an error too if a store keeps
-    /// `to` for too long.
+    /// Copies `from`, in host memory, to `to`, on a device. Blocks until the copy is done. Returns an error
+    /// if a store holds `to` for too long.
     pub fn overwrite(&self, to: &Tensor, from: &Tensor) -> Result<()> {
         let guard = to.write_anywhere_within(self.limit)?;
         let (array, from) = (self.array(guard.remote())?, from.read()?);
@@ -145,7 +145,7 @@ impl Devices {
         self.fill(array, from.bytes(), self.limit)
     }
 
-    /// The elements of `array` become `bytes`, of which there are as many. Blocks until they have.
+    /// Copies `bytes`, which have the array's length, to `array`. Blocks until the copy is done.
     pub fn fill(&self, array: &Array, bytes: &[u8], limit: Duration) -> Result<()> {
         let staging = Slice::all(&Memory::pinned(&self.platform, bytes.len())?).part(0..bytes.len());
         staging.host_bytes_mut()?.copy_from_slice(bytes);
@@ -153,7 +153,7 @@ impl Devices {
         kept_until(staging, array.stream.record().and_then(|event| event.synchronize(limit)))
     }
 
-    /// A copy in host memory of a tensor on a device. Blocks until it is there.
+    /// Copies a tensor from a device to host memory. Blocks until the copy is done.
     pub fn download(&self, tensor: &Tensor) -> Result<Tensor> {
         let guard = tensor.read_anywhere()?;
         let array = self.array(guard.remote())?;
@@ -164,7 +164,7 @@ impl Devices {
         Ok(Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer))
     }
 
-    /// The array behind a tensor. An error if it is on no device, or on none of these.
+    /// Returns the array of a tensor. Returns an error if it is on no device, or on another one than these.
     pub fn array<'a>(&self, remote: Option<&'a Remote>) -> Result<&'a Array> {
         let place = remote.map_or("host memory", Remote::place);
         array_of(remote).filter(|array| self.owns(array)).ok_or_else(|| {
@@ -190,24 +190,24 @@ impl Devices {
         })
     }
 
-    /// Puts collectives on the lanes, when it is our turn.
+    /// Puts collectives on the lanes, when it is this store's turn.
     pub fn collective(&self, calls: &[Collective]) -> Result<()> {
         let _turn = self.platform.turn();
         self.platform.collective(&self.lanes, calls)
     }
 
-    /// Lets `work` give these devices' memory to collectives with other processes. It begins when the lanes are
-    /// idle, and until it has ended no other collective begins on these devices.
+    /// Runs `work`, which may pass these devices' memory to collectives with other processes. It begins when
+    /// the lanes are idle, and no other collective begins on these devices until it has ended.
     pub fn without_collectives<T>(&self, limit: Duration, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let _turn = self.platform.turn();
         self.drain(limit)?;
         work()
     }
 
-    /// `parts`, one on each device and written on the lanes, become the sums over the ranks that `joined` is
-    /// of, the same bits on each. Nothing else that waits for a peer is on these devices meanwhile: it begins
-    /// when the lanes are idle, within `limit`, and blocks for the ranks while `go_on` allows it, for
-    /// `patience` at most. Collective.
+    /// Replaces `parts` by the sums over the ranks of `joined`, with the same bits on each. There is one part
+    /// on each device, written on its lane. Nothing else that waits for a peer may run on these devices
+    /// meanwhile, so the sum begins when the lanes are idle, within `limit`. It waits for the ranks while
+    /// `go_on` allows it, for `patience` at most. Collective.
     pub fn sum_over_ranks(
         &self,
         joined: &JoinedDevices,
@@ -224,13 +224,14 @@ impl Devices {
         })
     }
 
-    /// Returns when everything on the lanes is done, or with the first error that any of it met.
+    /// Waits until everything on the lanes is done. Returns the first error, if there was one.
     pub fn drain(&self, limit: Duration) -> Result<()> {
         let events = self.lanes.iter().map(|lane| lane.record()).collect::<Result<Vec<Event>>>()?;
         events.iter().try_for_each(|event| event.synchronize(limit))
     }
 
-    /// The bytes of `parts`, one on each device, in order. Blocks until the lanes have come to it.
+    /// Returns the bytes of `parts`, one on each device, in order. Blocks until the lanes have done the
+    /// copies.
     pub fn fetch(&self, layout: &Layout, parts: &[Slice], limit: Duration) -> Result<Buffer> {
         let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
         let queue = |(device, part): (usize, &Slice)| {
@@ -242,7 +243,7 @@ impl Devices {
         Ok(buffer)
     }
 
-    /// `parts`, one on each device, become `bytes`. Blocks until they have.
+    /// Copies `bytes` to `parts`, one on each device. Blocks until the copies are done.
     pub fn scatter(&self, layout: &Layout, bytes: &[u8], parts: &[Slice], limit: Duration) -> Result<()> {
         let staging = Slice::all(&Memory::pinned(&self.platform, layout.len_bytes())?);
         staging.host_bytes_mut()?.copy_from_slice(bytes);
@@ -254,8 +255,8 @@ impl Devices {
     }
 }
 
-/// Gives `staging` back if the copies that use it are `done`; otherwise a device may still use it, and it
-/// is kept until the process ends.
+/// Frees `staging` if the copies that use it are `done`. Otherwise a device may still use it, and it is kept
+/// until the process ends.
 fn kept_until(staging: Slice, done: Result<()>) -> Result<()> {
     if done.is_err() {
         std::mem::forget(staging);

@@ -1,4 +1,4 @@
-//! Memory, streams, events and meetings with other ranks, with one owner each, who gives them back when
+//! Memory, streams, events and connections with other ranks. Each has one owner, which frees it when it is
 //! dropped.
 
 use std::any::Any;
@@ -23,26 +23,26 @@ pub enum Home {
     Host(PinnedHost),
 }
 
-/// A run of bytes that devices work on. Its content is not defined until something was written to it.
+/// A range of bytes that devices work on. Its content is undefined until something is written to it.
 pub struct Memory {
     platform: Arc<dyn Platform>,
     home: Home,
     address: u64,
     len_bytes: usize,
-    /// The owner of memory that is not ours to give back.
+    /// The owner of memory that is lent to us.
     lender: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Memory {
-    /// Memory of a device.
+    /// Allocates memory of a device.
     pub fn on(platform: &Arc<dyn Platform>, device: usize, len_bytes: usize) -> Result<Arc<Self>> {
-        // No library gives out memory of no length.
+        // No library allocates memory of length 0.
         let address = platform.allocate(device, len_bytes.max(1))?;
         let (platform, home) = (Arc::clone(platform), Home::Device(device));
         Ok(Arc::new(Memory { platform, home, address, len_bytes, lender: None }))
     }
 
-    /// Somebody else's memory of a device, whose `lender` is dropped with it.
+    /// Takes foreign memory of a device. Its `lender` is dropped with it.
     pub fn lent(
         platform: &Arc<dyn Platform>,
         device: usize,
@@ -54,7 +54,7 @@ impl Memory {
         Ok(Arc::new(Memory { platform, home, address, len_bytes: loan.len_bytes(), lender: Some(lender) }))
     }
 
-    /// Pinned memory of the host.
+    /// Allocates pinned memory of the host.
     pub fn pinned(platform: &Arc<dyn Platform>, len_bytes: usize) -> Result<Arc<Self>> {
         let (address, pinned) = platform.allocate_pinned(len_bytes.max(1))?;
         let (platform, home) = (Arc::clone(platform), Home::Host(pinned));
@@ -66,7 +66,7 @@ impl Memory {
         &self.home
     }
 
-    /// The device it is on, if it is on one.
+    /// Returns the device of the memory, if it is on one.
     pub fn device(&self) -> Option<usize> {
         match self.home {
             Home::Device(device) => Some(device),
@@ -74,17 +74,17 @@ impl Memory {
         }
     }
 
-    /// Returns the address of its platform.
+    /// Returns the address of the memory's platform.
     pub(super) fn platform_address(&self) -> *const dyn Platform {
         &raw const *self.platform
     }
 
-    /// Its first address, as the platform names it.
+    /// Returns the first address of the memory, as the platform names it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its size.
+    /// The size in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -122,7 +122,7 @@ impl Slice {
         Self::of(memory, 0..memory.len_bytes)
     }
 
-    /// The device it is on, if it is on one.
+    /// Returns the device of the memory, if it is on one.
     pub fn device(&self) -> Option<usize> {
         self.memory.device()
     }
@@ -152,21 +152,21 @@ impl Slice {
         self.memory.address + self.range.start as u64
     }
 
-    /// Its size.
+    /// The size in bytes.
     pub fn len_bytes(&self) -> usize {
         self.range.len()
     }
 
-    /// Its bytes, for the host to read. An error if it is not pinned memory, or if a device may still write
-    /// it.
+    /// Returns the bytes, for the host to read. Returns an error if it is not pinned memory, or if a device
+    /// may still write it.
     pub fn host_bytes(&self) -> Result<MappedRwLockReadGuard<'_, [u8]>> {
         let pinned = self.pinned()?;
         self.memory.platform.host_access(self, false)?;
         Ok(RwLockReadGuard::map(pinned.read(), |buffer| &buffer.bytes()[self.range.clone()]))
     }
 
-    /// Its bytes, for the host to write. An error if it is not pinned memory, or if a device may still use
-    /// it.
+    /// Returns the bytes, for the host to write. Returns an error if it is not pinned memory, or if a device
+    /// may still use it.
     pub fn host_bytes_mut(&self) -> Result<MappedRwLockWriteGuard<'_, [u8]>> {
         let pinned = self.pinned()?;
         self.memory.platform.host_access(self, true)?;
@@ -193,13 +193,13 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A new stream of `device`.
+    /// Creates a stream of `device`.
     pub fn on(platform: &Arc<dyn Platform>, device: usize) -> Result<Arc<Self>> {
         let id = platform.create_stream(device)?;
         Ok(Arc::new(Stream { platform: Arc::clone(platform), device, id, owned: true }))
     }
 
-    /// Somebody else's stream of `device`, which outlives this.
+    /// Returns a handle of a foreign stream of `device`. The stream must outlive the handle.
     pub fn foreign(platform: &Arc<dyn Platform>, device: usize, id: u64) -> Arc<Self> {
         Arc::new(Stream { platform: Arc::clone(platform), device, id, owned: false })
     }
@@ -209,17 +209,17 @@ impl Stream {
         self.device
     }
 
-    /// Its name in the platform.
+    /// Returns its name in the platform.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Returns true if another library owns it, and queues its later work on it.
+    /// Returns true if another library owns the stream, and queues its later work there.
     pub fn is_foreign(&self) -> bool {
         !self.owned
     }
 
-    /// Marks its present end.
+    /// Records an event at the current end of the stream.
     pub fn record(&self) -> Result<Event> {
         let id = self.platform.record(self)?;
         Ok(Event { platform: Arc::clone(&self.platform), device: self.device, id })
@@ -230,7 +230,7 @@ impl Stream {
         self.platform.wait(self, event)
     }
 
-    /// Lets later work of this stream run after the present work of `other`.
+    /// Lets later work of this stream run after the current work of `other`.
     pub fn follow(&self, other: &Stream) -> Result<()> {
         if self.id == other.id && self.device == other.device { Ok(()) } else { self.wait(&other.record()?) }
     }
@@ -244,7 +244,7 @@ impl Drop for Stream {
     }
 }
 
-/// A place in a stream.
+/// A position in a stream.
 pub struct Event {
     platform: Arc<dyn Platform>,
     device: usize,
@@ -257,19 +257,19 @@ impl Event {
         self.device
     }
 
-    /// Its name in the platform.
+    /// Returns its name in the platform.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Waits until the work before it is done; blocks the calling thread. An error of the device, or of a
-    /// collective that is under way, or `limit`, ends the wait; collectives are then aborted, so that no
-    /// stream waits for ever.
+    /// Waits until the work before the event is done. Blocks the calling thread. The wait also ends with an
+    /// error of the device or of a collective under way, and after `limit`. Collectives are then aborted, so
+    /// that no stream waits for ever.
     pub fn synchronize(&self, limit: Duration) -> Result<()> {
         self.synchronize_while(limit, &|| Ok(()))
     }
 
-    /// As [`synchronize`](Self::synchronize); an error of `go_on` ends the wait too.
+    /// Waits as [`synchronize`](Self::synchronize) does. An error of `go_on` ends the wait too.
     pub fn synchronize_while(&self, limit: Duration, go_on: GoOn<'_>) -> Result<()> {
         let (deadline, spins) = (Instant::now() + limit, AtomicU32::new(0));
         loop {
@@ -298,13 +298,13 @@ pub struct JoinedDevices {
 }
 
 impl JoinedDevices {
-    /// Joins them. Blocks until every rank has come; collective.
+    /// Joins the devices. Blocks until every rank has come; collective.
     pub fn at(platform: &Arc<dyn Platform>, meeting: &Meeting, go_on: GoOn<'_>) -> Result<Self> {
         let id = platform.join(meeting, go_on)?;
         Ok(JoinedDevices { platform: Arc::clone(platform), id })
     }
 
-    /// Its name in the platform.
+    /// Returns its name in the platform.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -316,8 +316,8 @@ impl Drop for JoinedDevices {
     }
 }
 
-/// Waits are short while data moves and long while peers compute: first look again at once, then leave the
-/// processor to others.
+/// Pauses in a wait. Waits are short while data moves and long while peers compute, so this first polls at
+/// once, and later leaves the processor to others.
 fn pause(spins: &AtomicU32) {
     if spins.fetch_add(1, Ordering::Relaxed) < 200 {
         std::thread::yield_now();

@@ -1,5 +1,5 @@
-//! The kernels in CUDA C, their names, and how they are compiled. Each computes `reference`'s meaning of its
-//! operation.
+//! The kernels in CUDA C, their names, and the options of their compilation. Each computes its operation as
+//! `reference` defines it.
 
 use ringpull_base::DType;
 
@@ -7,8 +7,8 @@ use ringpull_base::DType;
 /// give the host's bits.
 pub const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 
-/// Compute capabilities, ascending: those that the tests compile for, and those for a GPU that NVRTC does not
-/// know.
+/// Compute capabilities, in ascending order. The tests compile for them, and they are used for a GPU that
+/// NVRTC does not know.
 pub const ARCHITECTURES: [u32; 3] = [75, 80, 90];
 
 /// The text before each source.
@@ -30,7 +30,7 @@ impl TranslationUnit {
     }
 }
 
-/// Every kernel there is.
+/// All kernels.
 pub const UNITS: [TranslationUnit; 4] = [
     TranslationUnit {
         name: "sum.cu",
@@ -50,13 +50,13 @@ pub const UNITS: [TranslationUnit; 4] = [
     },
 ];
 
-/// Buffers that one launch of a sum takes.
+/// The most buffers of one launch of a sum.
 pub const ADDENDS: usize = 8;
 
-/// Copies that one launch of `copy_many` takes.
+/// The most copies of one launch of `copy_many`.
 pub const PAIRS: usize = 32;
 
-/// The kernel that sums buffers of `dtype`.
+/// Returns the name of the kernel that sums buffers of `dtype`.
 pub fn sum(dtype: DType) -> String {
     format!("sum_{dtype}")
 }

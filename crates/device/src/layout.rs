@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use ringpull_kernels::compress::Codec;
 
-/// The division of a tensor's elements: equal parts, the remainder with the last. Parts of a block
-/// ([`Codec::BLOCK`]) or more are whole blocks, so that the codes of all parts make up the codes of the
-/// whole.
+/// The division of a tensor's elements into equal parts. The last part also has the remainder. Parts of a
+/// block ([`Codec::BLOCK`]) or more consist of whole blocks, so that the codes of all parts together are the
+/// codes of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     len: usize,
@@ -15,12 +15,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// `len` elements of `size_bytes` over `count` devices.
+    /// Returns the layout of `len` elements of `size_bytes` over `count` devices.
     pub fn new(len: usize, size_bytes: usize, count: usize) -> Self {
         Layout { len, size_bytes, count }
     }
 
-    /// The same elements with another size.
+    /// Returns the layout with another size of elements.
     #[must_use]
     pub fn sized(self, size_bytes: usize) -> Self {
         Layout { size_bytes, ..self }
@@ -36,13 +36,14 @@ impl Layout {
         self.size_bytes
     }
 
-    /// The bytes of the whole that are `device`'s part.
+    /// Returns the range of bytes of `device`'s part.
     pub fn bytes(&self, device: usize) -> Range<usize> {
         let elements = self.elements(device);
         elements.start * self.size_bytes..elements.end * self.size_bytes
     }
 
-    /// The pieces of `range`, in bytes of the whole: device, bytes of its part, bytes of the range.
+    /// Returns the pieces of `range`, a range of bytes of the whole. A piece is a device, a range of bytes in
+    /// its part, and a range of bytes in `range`.
     pub fn pieces(&self, range: &Range<usize>) -> Vec<(usize, Range<usize>, Range<usize>)> {
         let piece = |device: usize| {
             let part = self.bytes(device);
@@ -53,7 +54,7 @@ impl Layout {
         (0..self.count).filter_map(piece).collect()
     }
 
-    /// The elements of the whole that are `device`'s part.
+    /// Returns the range of elements of `device`'s part.
     pub fn elements(&self, device: usize) -> Range<usize> {
         let end = if device + 1 == self.count { self.len } else { (device + 1) * self.equal_len() };
         device * self.equal_len()..end
@@ -69,7 +70,7 @@ impl Layout {
         if equal < Codec::BLOCK { equal } else { equal / Codec::BLOCK * Codec::BLOCK }
     }
 
-    /// The bytes of each part but the last, which has the remainder too.
+    /// Returns the bytes of each part except the last, which also has the remainder.
     pub(super) fn equal_bytes(&self) -> usize {
         self.equal_len() * self.size_bytes
     }

@@ -1,10 +1,10 @@
-//! Memory of devices that another library has, as tensors without a copy: torch's, `CuPy`'s and JAX's by
-//! DLPack, candle's.
+//! Makes tensors of device memory of another library, without a copy: of torch, `CuPy` and JAX by DLPack, and
+//! of candle.
 //!
-//! Such a tensor is ready on the stream that its owner works on, if that is known: whoever queues there after
-//! the store has taken or written the tensor comes after it, as with a tensor of our own. Otherwise it is
-//! ready on a stream of ours, for which the owner's work has to be ordered before, and the host must wait for
-//! it before the owner goes on.
+//! Such a tensor is ready on its owner's stream, if that is known. Work that is queued there after the store
+//! has taken or written the tensor runs after the store's work, as with our own tensors. Otherwise it is
+//! ready on a stream of ours. The owner's work must then be ordered before this stream, and the host must
+//! wait for this stream before the owner goes on.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -19,8 +19,8 @@ use super::handle::{Memory, Slice, Stream};
 use super::loan::{CUDA, CUDA_MANAGED, Loan};
 use super::work::Work;
 
-/// A lender that does not know our streams: kept until the work of the tensor's stream is done, for ever if
-/// that cannot be found out.
+/// A lender that does not know our streams. It is kept until the work of the tensor's stream is done, or for
+/// ever if that cannot be determined.
 struct HeldLoan {
     stream: Arc<Stream>,
     limit: Duration,
@@ -38,20 +38,20 @@ impl Drop for HeldLoan {
 }
 
 impl Devices {
-    /// The device that DLPack calls by this code and number, if it is one of these.
+    /// Returns the device with this code and number in DLPack, if it is one of these.
     pub fn named_by_dlpack(&self, code: i32, number: i32) -> Option<usize> {
         let code = if code == CUDA_MANAGED { CUDA } else { code };
         (0..self.count()).find(|device| self.platform().dlpack_name(*device) == (code, number))
     }
 
-    /// The device that holds memory of another library, by an address in it.
+    /// Returns the device of another library's memory, from an address in the memory.
     pub fn holder_of(&self, address: u64) -> Result<usize> {
         self.platform().device_of(address)
     }
 
-    /// A tensor over a `loan` of `device`'s memory, which `lender` keeps. It is ready on `stream`, its
-    /// owner's, which outlives it; on a stream of ours if none is given, behind which the owner has put its
-    /// work: [`own_stream`](Self::own_stream).
+    /// Returns a tensor over a `loan` of `device`'s memory, which `lender` keeps. It is ready on `stream`,
+    /// its owner's stream, which must outlive it. If none is given, it is ready on
+    /// [`own_stream`](Self::own_stream), and the owner's work must be ordered before that.
     pub fn lent(
         &self,
         device: usize,
@@ -78,12 +78,12 @@ impl Devices {
         Ok(self.tensor(dtype, shape, Slice::all(&memory), stream).at(loan.address() as usize))
     }
 
-    /// The platform's name for the stream of `device` that tensors are ready on whose owner has none.
+    /// Returns the platform's name of the stream of `device` for tensors whose owner has given no stream.
     pub fn own_stream(&self, device: usize) -> Result<u64> {
         self.user(device).map(|stream| stream.id())
     }
 
-    /// A copy of a tensor on a device beside it, ready on the same stream. Does not wait for the device.
+    /// Copies a tensor on its device. The copy is ready on the tensor's stream. Does not wait for the device.
     pub fn copy_beside(&self, tensor: &Tensor) -> Result<Tensor> {
         let guard = tensor.read_anywhere()?;
         let array = self.array(guard.remote())?;
@@ -93,8 +93,8 @@ impl Devices {
         Ok(self.tensor(tensor.dtype(), tensor.shape(), copy, Arc::clone(array.shared_stream())))
     }
 
-    /// Waits until the work of the tensor's stream is done, unless its owner queues there too and need not
-    /// wait. Blocks.
+    /// Blocks until the work of the tensor's stream is done. Does nothing if the owner queues its work there
+    /// too.
     pub fn settle(&self, tensor: &Tensor) -> Result<()> {
         match array_of(tensor.remote()) {
             Some(array) if !array.stream().is_foreign() => array.stream().record()?.synchronize(self.limit()),
@@ -111,7 +111,7 @@ mod tests {
     use std::slice::from_ref;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Host memory as simulated devices have it; says when it has been given back.
+    /// Host memory for simulated devices. It records when it has been returned.
     struct Lender(Arc<AtomicBool>, #[allow(dead_code)] Vec<f32>);
 
     impl Drop for Lender {

@@ -1,6 +1,7 @@
-//! The description of memory that another library lends: its bytes, and `DLPack`'s kind of device.
+//! The description of memory that another library lends: its address, its length, and `DLPack`'s codes of
+//! devices.
 //!
-//! `handle` keeps such memory, platforms take it in, and `lent` makes tensors of it.
+//! `handle` owns such memory, platforms register it, and `lent` makes tensors of it.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -14,20 +15,20 @@ pub(super) const CUDA_MANAGED: i32 = 13;
 /// `kDLExtDev`: reserved for tests of devices that DLPack does not know, such as simulated ones.
 pub(super) const EXTENSION: i32 = 12;
 
-/// Bytes of a device's memory that their owner has promised to keep.
+/// A range of a device's memory that its owner has promised to keep.
 pub struct Loan {
     address: u64,
     len_bytes: usize,
 }
 
 impl Loan {
-    /// `len_bytes` bytes from `address`.
+    /// Returns a loan of `len_bytes` bytes from `address`.
     ///
     /// # Safety
-    /// They are memory of the device that the loan is used with, which is the host's where the
-    /// device is simulated, aligned for the elements that they hold, and stay so for as long as the lender
-    /// given along with the loan lives. Nobody touches them but in the order of the stream that the tensor
-    /// over them is ready on, or when the store is done with it.
+    /// The bytes are memory of the device with which the loan is used (host memory if the device is
+    /// simulated), and are aligned for their elements. They stay valid as long as the lender that is passed
+    /// with the loan lives. They are touched only in the order of the stream on which the tensor over them is
+    /// ready, or when the store is done with it.
     pub unsafe fn new(address: u64, len_bytes: usize) -> Self {
         Loan { address, len_bytes }
     }
@@ -45,7 +46,7 @@ impl Loan {
     /// The bytes, for devices whose memory is the host's.
     pub(super) fn as_host(&self) -> Buffer {
         let start = NonNull::new(self.address as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
-        // SAFETY: as `new` was promised.
+        // SAFETY: as the caller of `new` promises.
         unsafe { Buffer::foreign(start, self.len_bytes, Box::new(())) }
     }
 }

@@ -9,8 +9,8 @@ use super::devices::Devices;
 use super::survey::Library;
 use super::survey::Survey;
 
-/// Opens the devices that `name` means: `cuda` is all GPUs of this machine, `cuda:0,2` those two, `sim:4`
-/// four simulated devices.
+/// Opens the devices that `name` means: `cuda` is all GPUs of this machine, `cuda:0,2` is the GPUs 0 and 2,
+/// and `sim:4` is four simulated devices.
 pub fn open(name: &str) -> Result<Arc<Devices>> {
     let (platform, which) = name.split_once(':').unwrap_or((name, ""));
     match (platform, which) {

@@ -1,8 +1,7 @@
-//! Memory that is used again and again: allocating may wait for a whole device, or for the system to pin
-//! pages.
+//! Memory that is reused, because allocating may wait for a whole device, or for the system to pin pages.
 //!
-//! Lengths are rounded up, and each such length is a class of its own. Only memory that nothing uses any more
-//! is given back; memory that a library may still write after an error never comes back here.
+//! Lengths are rounded up, and each rounded length is a separate class. Only unused memory is returned to the
+//! pool. Memory that a library may still write after an error never is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +21,9 @@ type Class = (Option<usize>, usize);
 pub struct Pool(Mutex<BTreeMap<Class, Vec<Arc<Memory>>>>);
 
 impl Pool {
-    /// Memory of at least `len_bytes` on `device`, or pinned on the host. Its content is not defined. If the
-    /// pool has none of this class, memory is allocated: this may wait for the device, and is an error if
-    /// there is not enough.
+    /// Returns memory of at least `len_bytes` on `device`, or pinned on the host. Its content is undefined.
+    /// If the pool has none of this class, memory is allocated. That may wait for the device, and is an error
+    /// if there is not enough memory.
     pub fn take(&self, platform: &Arc<dyn Platform>, device: Option<usize>, len_bytes: usize) -> Result<Arc<Memory>> {
         let len_bytes = rounded(len_bytes);
         if let Some(kept) = self.0.lock().get_mut(&(device, len_bytes)).and_then(Vec::pop) {
@@ -36,14 +35,15 @@ impl Pool {
         }
     }
 
-    /// Takes back memory of [`take`](Self::take), when everything that uses it is done and the host knows it.
+    /// Takes back memory of [`take`](Self::take). To be called when the host knows that everything that uses
+    /// it is done.
     pub fn give(&self, memory: Arc<Memory>) {
         self.0.lock().entry((memory.device(), memory.len_bytes())).or_default().push(memory);
     }
 }
 
-/// To a power of two; beyond a mebibyte to the next eighth of one, so that whole gradients waste less than a
-/// quarter of their length.
+/// Rounds a length up to a power of two, and beyond a mebibyte to an eighth of a power of two, so that whole
+/// gradients waste less than a quarter of their length.
 fn rounded(len_bytes: usize) -> usize {
     const FINE_FROM: usize = 1 << 20;
     let power = len_bytes.next_power_of_two();

@@ -1,11 +1,12 @@
-//! Proves that every piece of work is ordered behind its dependencies. Pure; it receives the work that is
-//! queued, not the time at which it runs.
+//! Proves that every piece of work is ordered after its dependencies. This module does no I/O. It only needs
+//! the queued work, not the time at which it runs.
 //!
-//! Streams and the host are agents. Each agent's work is numbered, and each agent has a clock: for every
-//! agent the number up to which its work is known to come first. An event is a copy of its stream's clock; an
-//! agent that waits for it takes over the greater numbers. Two pieces of work that touch the same bytes, one
-//! of them writing, must be ordered: the later one's clock must hold the earlier one's number. So a missing
-//! wait is found in every run, not only when the threads happen to collide.
+//! Streams and the host are agents. Each agent's work is numbered. Each agent also has a clock, which has for
+//! every agent the number up to which that agent's work is known to come first. An event is a copy of its
+//! stream's clock. An agent that waits for the event takes over the greater numbers. If two pieces of work
+//! touch the same bytes and one of them writes, they must be ordered: the later one's clock must contain the
+//! earlier one's number. So a missing wait is found in every run, not only when the threads happen to
+//! collide.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -80,7 +81,7 @@ impl Races {
         }
     }
 
-    /// The memory is gone; its address may come again.
+    /// Forgets memory that was freed, because its address may be used again.
     pub(super) fn forget(&mut self, address: u64) {
         self.memory.remove(&address);
     }
@@ -116,7 +117,8 @@ impl Races {
         Ok(())
     }
 
-    /// A write stands for all earlier accesses to the same bytes: work after the write is after those too.
+    /// Records an access. A write replaces all earlier accesses to its bytes, because work after the write is
+    /// also after them.
     fn note(&mut self, clock: &Clock, address: u64, access: MemoryAccess) {
         let history = self.memory.entry(address).or_default();
         history.retain(|earlier| {

@@ -1,4 +1,4 @@
-//! The meaning of every operation, on bytes: the simulated platform runs it, and kernels are compared with
+//! The meaning of every operation, on bytes. The simulated platform runs it, and kernels are compared with
 //! it.
 
 use ringpull_base::half::{bf16, f16};
@@ -19,7 +19,7 @@ pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> 
         Operation::Quantise2 { threshold } => encode(Codec::TwoBit { threshold: *threshold }, reads),
         Operation::AddDequantised2 { threshold } => decode_add(Codec::TwoBit { threshold: *threshold }, reads),
         Operation::Quantise1 { threshold } => encode(Codec::OneBit { threshold: *threshold }, reads),
-        // Decoded values are 1 and -1 whatever it is.
+        // Decoded values are 1 and -1 for any threshold.
         Operation::AddDequantised1 => decode_add(Codec::OneBit { threshold: 0.0 }, reads),
         Operation::DecodeSum { codec, count } => {
             let mut values = Buffer::zeroed(lengths.first().copied().unwrap_or(0));
@@ -32,7 +32,7 @@ pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> 
             let (Some(gradient), Some(mut weight)) = (parts.next(), parts.next()) else {
                 return Err(Error::bug("an update without a gradient or a weight"));
             };
-            // Slots that no update has written are made by the first, as they are on the host.
+            // Slots that no update has written are made by the first update, as on the host.
             let slots = if *updates == 0 { Vec::new() } else { parts.map(|slot| slot.bytes().to_vec()).collect() };
             let mut state = State { updates: *updates, slots };
             optimizer.apply(&mut state, *dtype, weight.bytes_mut(), gradient.bytes())?;
@@ -41,7 +41,7 @@ pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> 
     })
 }
 
-/// Returns the result of a collective on each device; `lengths` are those of the results.
+/// Returns the result of a collective on each device. `lengths` has the lengths of the results.
 pub(super) fn collect(kind: Kind, dtype: DType, sends: &[Buffer], lengths: &[usize]) -> Vec<Buffer> {
     match kind {
         Kind::AllReduce | Kind::Reduce(_) => {
@@ -62,7 +62,8 @@ pub(super) fn collect(kind: Kind, dtype: DType, sends: &[Buffer], lengths: &[usi
     }
 }
 
-/// The sum in the order given; halves are added in f32, up to [`ADDENDS`] at a time, and rounded each time.
+/// Returns the sum in the given order. f16 and bf16 are added in f32, up to [`ADDENDS`] at a time, and
+/// rounded each time.
 pub(super) fn sum(dtype: DType, addends: &[Buffer]) -> Buffer {
     match dtype {
         DType::F16 => in_launches::<f16>(addends, f16::to_f32, f16::from_f32),
@@ -75,7 +76,7 @@ pub(super) fn sum(dtype: DType, addends: &[Buffer]) -> Buffer {
     }
 }
 
-/// Each launch after the first adds to the sum that the one before has rounded.
+/// Sums in several launches. Each launch after the first adds to the rounded sum of the previous one.
 fn in_launches<T: Element>(addends: &[Buffer], widen: fn(T) -> f32, narrow: fn(f32) -> T) -> Buffer {
     let (first, rest) = addends.split_at(addends.len().min(ADDENDS));
     let sum = widened(first, widen, narrow);
@@ -96,7 +97,7 @@ fn widened<T: Element>(addends: &[Buffer], widen: fn(T) -> f32, narrow: fn(f32) 
     total
 }
 
-/// Codes of gradient plus residual, and the residual that is left.
+/// Returns the codes of gradient plus residual, and the new residual.
 fn encode(codec: Codec, mut reads: Vec<Buffer>) -> Vec<Buffer> {
     let mut residual = reads.pop().unwrap_or_else(|| Buffer::zeroed(0));
     let gradient: &[f32] = reads.first().map_or(&[], |gradient| bytemuck::cast_slice(gradient.bytes()));
@@ -126,10 +127,10 @@ mod tests {
 
     #[test]
     fn halves_are_rounded_once_a_launch() {
-        // In f16, 2048 + 1 is 2048 again; in f32 it is not.
+        // In f16, 2048 + 1 gives 2048. In f32 it does not.
         let addends = [2048.0, 1.0, 1.0].map(|value| Buffer::copy_of(&f16::from_f32(value).to_le_bytes()));
         assert_eq!(sum(DType::F16, &addends).bytes(), f16::from_f32(2050.0).to_le_bytes());
-        // The ninth joins what the first eight were rounded to.
+        // The ninth is added to the rounded sum of the first eight.
         let addends = [2048.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
         let addends = addends.map(|value| Buffer::copy_of(&f16::from_f32(value).to_le_bytes()));
         assert_eq!(sum(DType::F16, &addends).bytes(), f16::from_f32(2048.0).to_le_bytes());

@@ -1,5 +1,5 @@
-//! A tensor spread over the devices of a process: the sum of several into one part on each device, and the
-//! parts back into whole tensors.
+//! Tensors that are spread over the devices of a process: summing several tensors into one part on each
+//! device, and gathering the parts into whole tensors.
 //!
 //! Device `d` owns part `d`. With four devices and tensors a, b, c, d, one on each:
 //!
@@ -11,7 +11,7 @@
 //!
 //! One tensor on each device is what the collectives of the platform do. Any other number is summed by copies
 //! and kernels: each device fetches its part of every tensor and adds them in the order of the list.
-//! Collectives take equal parts, so the last device's part has the remainder too, which travels beside them.
+//! Collectives take equal parts. The last device's part also has the remainder, which is sent separately.
 
 use std::sync::Arc;
 
@@ -22,21 +22,21 @@ use super::handle::{Memory, Slice};
 use super::layout::Layout;
 use super::work::{Collective, CollectiveKind, Work};
 
-/// Memory for what other devices send to one that adds it up; kept from sum to sum.
+/// The memory for data that other devices send to the device that adds it up. It is kept between sums.
 #[derive(Default)]
 pub struct SumScratch {
     arrived: Vec<Vec<Arc<Memory>>>,
 }
 
 impl Devices {
-    /// Memory for one part on each device.
+    /// Allocates memory for one part on each device.
     pub fn parts(&self, layout: &Layout) -> Result<Vec<Slice>> {
         let part =
             |device| Memory::on(self.platform(), device, layout.bytes(device).len()).map(|memory| Slice::all(&memory));
         (0..self.count()).map(part).collect()
     }
 
-    /// Every lane goes on when all have come here.
+    /// Synchronises the lanes: each goes on when all have come to this point.
     pub fn join(&self) -> Result<()> {
         let [first, others @ ..] = &self.lanes[..] else { return Ok(()) };
         others.iter().try_for_each(|lane| first.follow(lane))?;
@@ -47,8 +47,8 @@ impl Devices {
         others.iter().try_for_each(|lane| lane.wait(&all))
     }
 
-    /// Part `d` of the sum of `inputs`, whole tensors on devices or in pinned memory, into `into[d]`. The
-    /// lanes have joined.
+    /// Writes part `d` of the sum of `inputs` to `into[d]`. Inputs are whole tensors on devices or in pinned
+    /// memory. The lanes must have joined.
     pub fn sum_parts(
         &self,
         dtype: DType,
@@ -84,7 +84,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Whole tensors in `outs`, on devices or in pinned memory, of the `parts`. The lanes have joined.
+    /// Gathers `parts` into whole tensors in `outs`, on devices or in pinned memory. The lanes must have
+    /// joined.
     pub fn gather_parts(&self, dtype: DType, layout: &Layout, parts: &[Slice], outs: &[Slice]) -> Result<()> {
         if self.one_on_each(layout, outs) {
             return self.all_gather(dtype, layout, parts, outs);
@@ -98,7 +99,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Returns true if collectives can be used: a tensor on each device, in order, with something for each.
+    /// Returns true if collectives can be used: there is one tensor on each device, in order, and every part
+    /// has elements.
     fn one_on_each(&self, layout: &Layout, tensors: &[Slice]) -> bool {
         self.count() > 1
             && self.platform().has_collectives()
@@ -118,7 +120,7 @@ impl Devices {
         if layout.len_bytes() > equal * count {
             let rest = |slice: &Slice, from| slice.part(from..slice.len_bytes());
             let send: Vec<Slice> = inputs.iter().map(|input| rest(input, equal * count)).collect();
-            // Only the root's is written.
+            // Only the root's memory is written.
             let receive = vec![rest(&into[count - 1], equal); count];
             calls.push(Collective { kind: CollectiveKind::Reduce(count - 1), dtype, send, receive });
         }
@@ -136,7 +138,7 @@ impl Devices {
         if layout.len_bytes() > equal * count {
             let receive: Vec<Slice> = outs.iter().map(|out| out.part(equal * count..out.len_bytes())).collect();
             let last = &parts[count - 1];
-            // Only the root's is read.
+            // Only the root's memory is read.
             let send = vec![last.part(equal..last.len_bytes()); count];
             calls.push(Collective { kind: CollectiveKind::Broadcast(count - 1), dtype, send, receive });
         }
@@ -145,7 +147,7 @@ impl Devices {
 }
 
 impl SumScratch {
-    /// The `place`-th memory on `device`, of at least `len_bytes`.
+    /// Returns memory number `place` on `device`, of at least `len_bytes`.
     fn slice(&mut self, devices: &Devices, device: usize, place: usize, len_bytes: usize) -> Result<Slice> {
         let kept = &mut self.arrived[device];
         while kept.len() <= place {

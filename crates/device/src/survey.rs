@@ -1,4 +1,4 @@
-//! A machine's devices as plain data: `cuda` fills it, and `open` hands it out.
+//! A machine's devices as plain data. `cuda` fills it in, and `open` returns it.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Library {
-    /// It is here, in this version.
+    /// The library is installed, in this version.
     Version(String),
-    /// It is not, or does not work: what was looked for, or what it said.
+    /// The library is missing or does not work. The text has the names that were searched, or its error.
     Missing(String),
 }
 
 impl Library {
-    /// Its version, if it is here.
+    /// Returns the library's version, if it is installed.
     pub fn version(&self) -> Option<&str> {
         match self {
             Library::Version(version) => Some(version),

@@ -12,36 +12,36 @@ use super::handle::Slice;
 /// An operation, without its memory. `reference` is its meaning.
 #[derive(Debug, Clone)]
 pub enum Operation {
-    /// Each write becomes the read at its place: one copy, or the packing or unpacking of a bucket in one
-    /// launch. Between host and device, or two devices, there is one pair.
+    /// Copies each read to the write with its index. It is one copy, or the packing or unpacking of a bucket
+    /// in one launch. Between host and device, or between two devices, there is one pair.
     Copy,
-    /// The one write becomes zeros.
+    /// Sets the one write to zeros.
     Zero,
-    /// The one write becomes the sum of the reads, in their order. Halves are added in f32 and rounded once.
+    /// Sets the one write to the sum of the reads, in order. f16 and bf16 are added in f32 and rounded once.
     Sum(DType),
     /// Reads a gradient and a residual, both f32; writes the codes of MXNet's 2-bit compression and the
     /// residual.
     Quantise2 {
-        /// The threshold, more than 0: a code sends it at once.
+        /// The value of a code, more than 0.
         threshold: f32,
     },
     /// Reads codes and an f32 sum; writes the sum with the decoded values added.
     AddDequantised2 {
-        /// As in quantising.
+        /// The value of a code, as in quantising.
         threshold: f32,
     },
-    /// As `Quantise2` with MXNet's 1-bit compression.
+    /// Like `Quantise2`, with MXNet's 1-bit compression.
     Quantise1 {
-        /// Above it a value is sent as 1, otherwise as -1.
+        /// A value above the threshold is sent as 1, and any other value as -1.
         threshold: f32,
     },
-    /// As `AddDequantised2` with MXNet's 1-bit compression.
+    /// Like `AddDequantised2`, with MXNet's 1-bit compression.
     AddDequantised1,
-    /// Reads the sum of `count` workers' codes; writes the f32 values that it stands for.
+    /// Reads the sum of `count` workers' codes, and writes its f32 values.
     DecodeSum {
         /// A codec whose sums are integers.
         codec: Codec,
-        /// The workers.
+        /// The number of workers.
         count: usize,
     },
     /// One step of an optimizer. Reads the gradient, the weight and the slots; writes the weight and the
@@ -56,7 +56,7 @@ pub enum Operation {
     },
 }
 
-/// One operation on memory. Memory that is changed is among both.
+/// One operation on memory. Memory that is changed in place is among both reads and writes.
 pub struct Work {
     /// The operation.
     pub operation: Operation,
@@ -67,22 +67,22 @@ pub struct Work {
 }
 
 impl Work {
-    /// `to` becomes `from`.
+    /// Returns work that copies `from` to `to`.
     pub fn copy(from: Slice, to: Slice) -> Self {
         Work { operation: Operation::Copy, reads: vec![from], writes: vec![to] }
     }
 
-    /// `to` becomes the sum of `addends`.
+    /// Returns work that sets `to` to the sum of `addends`.
     pub fn sum(dtype: DType, addends: Vec<Slice>, to: Slice) -> Self {
         Work { operation: Operation::Sum(dtype), reads: addends, writes: vec![to] }
     }
 
-    /// `to` becomes zeros.
+    /// Returns work that sets `to` to zeros.
     pub fn zero(to: Slice) -> Self {
         Work { operation: Operation::Zero, reads: Vec::new(), writes: vec![to] }
     }
 
-    /// An error if they do not fit together.
+    /// Returns an error if the lengths do not fit together.
     pub(super) fn check_lengths(&self) -> Result<()> {
         let lengths = |slices: &[Slice]| slices.iter().map(Slice::len_bytes).collect::<Vec<_>>();
         let (reads, writes) = (lengths(&self.reads), lengths(&self.writes));
@@ -109,18 +109,18 @@ impl Work {
     }
 }
 
-/// The kind of a collective, in NCCL's words. Every device gives as many elements as the others.
+/// The kind of a collective, in NCCL's terms. All devices give the same number of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveKind {
     /// Device `d` gets part `d` of the sum.
     ReduceScatter,
-    /// Every device gets the parts of all, in order.
+    /// Every device gets the parts of all devices, in order.
     AllGather,
     /// Every device gets the sum.
     AllReduce,
     /// The root gets the sum.
     Reduce(usize),
-    /// Every device gets what the root has.
+    /// Every device gets the root's value.
     Broadcast(usize),
 }
 
@@ -130,8 +130,8 @@ pub struct Collective {
     pub kind: CollectiveKind,
     /// The element type.
     pub dtype: DType,
-    /// The value of each device. Of a broadcast only the root's is read.
+    /// The value of each device. In a broadcast only the root's value is read.
     pub send: Vec<Slice>,
-    /// The place of the result on each device. Of a reduce only the root's is written.
+    /// The memory of the result on each device. In a reduce only the root's memory is written.
     pub receive: Vec<Slice>,
 }

@@ -1,5 +1,6 @@
-//! The CUDA code over GPUs that compute without one: every operation once, and each call of the driver and of
-//! NCCL failing in turn. Each case is a process of its own, since a device that has failed stays failed.
+//! Tests the CUDA code with a fake driver, which computes without a GPU: every operation once, and with each
+//! call of the driver and of NCCL failing in turn. Each case is a separate process, since a device that has
+//! failed stays failed.
 #![cfg(feature = "cuda")]
 
 use std::process::Command;
@@ -14,14 +15,14 @@ use ringpull_device::{
 };
 use ringpull_processes::{FakeGpus, Processes, own_path};
 
-/// The variable that says what a process of a test does.
+/// The environment variable with the part of the test that a process runs.
 const PART: &str = "RINGPULL_DEVICE_TEST_PART";
 const LEN: usize = 1003;
 /// The time limit of a device, and of a process.
 const LIMIT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs one process on these GPUs with this fault; returns its output, and the double's findings.
+/// Runs one process on these GPUs with this fault. Returns its output, and the findings of the fake driver.
 fn process(gpus: &FakeGpus, part: &str, fault: &str) -> (String, String) {
     let mut processes = Processes::new();
     let mut command = Command::new(own_path());
@@ -33,8 +34,8 @@ fn process(gpus: &FakeGpus, part: &str, fault: &str) -> (String, String) {
     (processes.written("process").out.clone(), gpus.findings())
 }
 
-/// Processes of `part` on two GPUs, each with a fault: what each prints names the fault's call and is as
-/// `is_right` wants it.
+/// Runs processes of `part` on two GPUs, each with a fault. Checks that each output names the fault's call
+/// and that `is_right` returns true for it.
 fn with_each(part: &str, faults: &[(&str, &str)], is_right: impl Fn(&str, &str) -> bool) {
     let mut wrong = Vec::new();
     for (fault, named) in faults {
@@ -94,8 +95,8 @@ fn step() -> Result<()> {
         }
         Ok(())
     };
-    // By collectives, as there is a tensor on each device, and by copies and kernels, as there are two on
-    // one.
+    // Sum once by collectives, with a tensor on each device, and once by copies and kernels, with two tensors
+    // on one device.
     follow()?;
     devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut SumScratch::default())?;
     devices.join()?;
@@ -194,7 +195,7 @@ fn every_operation_is_right_and_gives_everything_back() {
     let Some(gpus) = FakeGpus::new("2") else { return };
     let (out, findings) = process(&gpus.with("FAKE_CUDA_LEAKS", "1"), "step", "");
     assert!(out.contains("outcome: all is right"), "{out}");
-    // What is made once for the process is kept.
+    // Objects that are made once for the process are kept.
     assert_eq!(findings, "");
     let one = FakeGpus::new("1").unwrap();
     let (out, findings) = process(&one, "step", "");
@@ -220,7 +221,8 @@ fn ranks_of_a_host_share_the_memory_that_copies_go_through_where_the_driver_pins
     }
 }
 
-/// The call that fails, which of its kind it is and with which code, and what the error names.
+/// The call that fails, with its number among calls of its kind and its code, and the text that the error
+/// must contain.
 const FAILING: &[(&str, &str)] = &[
     ("cuInit@1=100", "cuInit"),
     ("cuDeviceGetCount@1=3", "cuDeviceGetCount"),
@@ -318,7 +320,7 @@ fn kernels_are_compiled_also_where_nothing_can_be_kept() {
     assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
 }
 
-/// Two ranks as threads, a GPU each, joined.
+/// Runs two ranks as threads, with one GPU each, and joins them.
 fn ranks() -> Result<()> {
     let first = ringpull_device::open("cuda:0")?;
     let ids = vec![first.platform().unique_id()?];
@@ -357,7 +359,7 @@ fn one_rank(devices: &Arc<Devices>, meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// One rank of two, whose other never comes.
+/// Runs one of two ranks. The other never comes.
 fn alone() -> Result<()> {
     let devices = ringpull_device::open("cuda:0")?;
     let meeting = Meeting { ids: vec![devices.platform().unique_id()?], rank: 0, size: 2 };
@@ -401,7 +403,7 @@ fn ranks_whose_nccl_fails_get_an_error_each_and_wait_for_nobody() {
     with_each("ranks", &faults, |_, out| !out.contains("Ok(())"));
 }
 
-/// Every kernel, by the bits of the reference.
+/// Checks every kernel against the bits of the reference.
 fn operations() -> Result<()> {
     let checks = ringpull_device::check_operations(&ringpull_device::open("cuda")?, 4 << 10);
     let wrong = checks.into_iter().filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.err()?)));
@@ -416,7 +418,7 @@ fn every_kernel_gives_the_bits_of_the_reference() {
     assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
 }
 
-/// Checks that an impossible request is an error in words, also if the layers above never make it.
+/// Checks that an impossible request is an error with a text, even if the layers above never make it.
 #[allow(unsafe_code)]
 fn refused() -> Result<()> {
     let says = |outcome: Result<()>, named: &str| {

@@ -1,16 +1,17 @@
-//! The ids of a row-sparse gradient in few bytes, as they travel.
+//! The ids of a row-sparse gradient in few bytes, as they are sent.
 //!
-//! Ids ascend, each once, in a tensor of `rows` rows. Two forms, of which the shorter is taken; a byte says
-//! which:
+//! Ids ascend, each once, in a tensor of `rows` rows. There are two forms, and the shorter one is used. The
+//! first byte is the form:
 //!
-//! - *gaps*: how many rows lie between an id and the one before it, seven bits a byte, the low ones first,
-//!   and the eighth bit set where more follow. One row in a hundred takes about one byte each.
-//! - *bits*: a bit for each row, the low ones first.
+//! - *gaps*: the number of rows between an id and the previous one, with seven bits per byte, low bits first,
+//!   and the eighth bit set if more bytes follow. If one row in a hundred is present, each takes about one
+//!   byte.
+//! - *bits*: a bit for each row, low bits first.
 
 const GAPS: u8 = 0;
 const BITS: u8 = 1;
 
-/// The code of `ids`, which ascend, each once, and are below `rows`.
+/// Returns the code of `ids`, which ascend, each once, and are below `rows`.
 pub fn encode(ids: &[i64], rows: usize) -> Vec<u8> {
     let bits = 1 + rows.div_ceil(8);
     let mut code = vec![GAPS];
@@ -33,7 +34,7 @@ pub fn encode(ids: &[i64], rows: usize) -> Vec<u8> {
     code
 }
 
-/// The ids that a code stands for; `None` if it is none, or names a row that a tensor of `rows` rows lacks.
+/// Returns the ids of a code, or `None` if it is invalid, or names a row that a tensor of `rows` rows lacks.
 pub fn decode(code: &[u8], rows: usize) -> Option<Vec<i64>> {
     let (form, code) = code.split_first()?;
     let ids: Vec<i64> = match *form {

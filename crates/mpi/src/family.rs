@@ -7,9 +7,9 @@ use std::fmt;
 pub(crate) enum MpiFamily {
     /// Open MPI 4 and 5.
     OpenMpi,
-    /// MPICH 3, 4 and 5, Intel MPI, and others of that interface.
+    /// MPICH 3, 4 and 5, Intel MPI, and others with their interface.
     Mpich,
-    /// Libraries with the standard interface of MPI 5, beside their own.
+    /// Libraries that have the standard interface of MPI 5, beside their own.
     Standard,
 }
 
@@ -17,7 +17,7 @@ impl MpiFamily {
     /// All families, in the order in which they are tried.
     pub(crate) const ALL: [MpiFamily; 3] = [MpiFamily::OpenMpi, MpiFamily::Mpich, MpiFamily::Standard];
 
-    /// The names under which the system's loader knows its library.
+    /// The names under which the system's loader knows the family's library.
     pub(crate) fn libraries(self) -> &'static [&'static str] {
         match self {
             MpiFamily::OpenMpi => &["libmpi.so.40"],
@@ -27,7 +27,7 @@ impl MpiFamily {
         }
     }
 
-    /// The family of a library's file, by its name.
+    /// Returns the family of a library's file, by its name.
     pub(crate) fn of_file(name: &str) -> Option<Self> {
         MpiFamily::ALL.into_iter().find(|family| {
             family
@@ -37,7 +37,7 @@ impl MpiFamily {
         })
     }
 
-    /// The family of a launcher's program, by its name, if the name says so: `mpirun` does not.
+    /// Returns the family of a launcher's program, by its name, if the name shows it. `mpirun` does not.
     pub(crate) fn of_launcher(program: &str) -> Option<Self> {
         match program {
             "orterun" | "orted" | "prterun" | "prted" | "prte" | "mpirun.openmpi" | "mpiexec.openmpi" => {
@@ -50,7 +50,7 @@ impl MpiFamily {
         }
     }
 
-    /// The name of the plugin that is built against it.
+    /// The name of the plugin that is built against the family's interface.
     pub(crate) fn interface(self) -> &'static str {
         match self {
             MpiFamily::OpenMpi => "openmpi",

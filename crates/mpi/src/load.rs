@@ -1,4 +1,4 @@
-//! Loads the MPI that was chosen, and the plugin that is built against its interface.
+//! Loads the chosen MPI, and the plugin that is built against its interface.
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -23,15 +23,15 @@ const VERSION: u32 = 2;
 static API: Mutex<Option<&'static Api>> = Mutex::new(None);
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the environment that this process runs in, `sys.prefix` of Python: its `lib` may have an MPI. To be
-/// called before [`load`]. The default is the folder above that of the program.
+/// Sets the environment in which this process runs (Python's `sys.prefix`), because its `lib` may have an
+/// MPI. To be called before [`load`]. The default is the parent of the program's folder.
 pub fn run_in(prefix: PathBuf) {
     PREFIX.get_or_init(|| prefix);
 }
 
-/// The MPI that this process uses. The first call that finds one loads it, for all libraries that are loaded
-/// later, and it is the same ever after. An error says why there is none, and what helps: the next call looks
-/// again.
+/// Returns the MPI that this process uses. The first call that finds one loads it, visible to all libraries
+/// that are loaded later. Later calls return the same MPI. If there is none, the error has the reason and a
+/// remedy, and the next call looks again.
 pub fn load() -> Result<&'static Api, MissingMpi> {
     let mut loaded = API.lock().unwrap_or_else(PoisonError::into_inner);
     if loaded.is_none() {
@@ -53,7 +53,7 @@ fn find() -> Result<&'static Api, MissingMpi> {
     for candidate in choice::candidates(&process)? {
         let (family, path) = (candidate.family, &candidate.path);
         let Some((_, code)) = PLUGINS.iter().find(|(name, _)| *name == family.interface()) else {
-            // Of a name alone nobody knows whether there is such a library.
+            // For a name without a path it is not known if there is such a library.
             if path.is_absolute() || PLUGINS.is_empty() {
                 not_built.get_or_insert(family);
             }
@@ -80,8 +80,8 @@ fn find() -> Result<&'static Api, MissingMpi> {
     })
 }
 
-/// An error unless the functions that the plugin has found are those of the library that it was made for:
-/// another MPI that the process has loaded for all comes first.
+/// Returns an error if the functions that the plugin has found belong to another library than the chosen one.
+/// The reason is another MPI, which the process has loaded before, visible to all libraries.
 fn check_family(api: &Api, family: MpiFamily, path: &Path) -> Result<(), MissingMpi> {
     let mut text = vec![0u8; 16384];
     let mut len = 0;
@@ -106,8 +106,8 @@ fn unloadable(family: MpiFamily, cause: &str) -> MissingMpi {
     }
 }
 
-/// Loads a plugin from memory, or from a file where memory cannot be executed: its table, as long as it
-/// stays.
+/// Loads a plugin from memory, or from a file if memory cannot be executed. Returns its table, and the
+/// library, which must stay loaded.
 fn open(family: MpiFamily, code: &[u8]) -> Result<(*const Api, Library), String> {
     let name = format!("ringpull-mpi-{}", family.interface());
     let in_memory = memfd_create(&*name, MemfdFlags::CLOEXEC).map_err(|cause| cause.to_string()).and_then(|memory| {
@@ -133,7 +133,7 @@ fn open_file(path: &OsStr) -> Result<(*const Api, Library), String> {
     if version == VERSION { Ok((table, library)) } else { Err(format!("its table has version {version}")) }
 }
 
-/// Keeps a library until the process ends: it has threads and functions that run at exit.
+/// Keeps a library loaded until the process ends, because it has threads and functions that run at exit.
 fn keep(library: Library) {
     std::mem::forget(library);
 }

@@ -1,5 +1,5 @@
-//! The parts of this process on which the choice depends: the MPI it has loaded, the launcher that started
-//! it, its environment.
+//! The properties of this process on which the choice depends: the MPI that it has loaded, the launcher that
+//! started it, and its environment.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,11 +10,11 @@ use crate::family::MpiFamily;
 /// The variable that names the library of MPI to use, or its folder; or `none`.
 pub(crate) const MPI: &str = "RINGPULL_MPI";
 
-/// The number of ancestors among which a launcher is looked for: between it and a rank may be shells, `env`
-/// and debuggers.
+/// The number of ancestors among which a launcher is searched, because shells, `env` and debuggers may be
+/// between it and a rank.
 const GENERATIONS: usize = 8;
 
-/// The parts of this process on which the choice depends.
+/// The properties of this process on which the choice depends.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Process {
     /// Libraries of MPI that are in this process.
@@ -23,24 +23,24 @@ pub(crate) struct Process {
     pub(crate) launcher: Option<Launcher>,
     /// The value of `RINGPULL_MPI`.
     pub(crate) named: Option<OsString>,
-    /// The environment's folder for libraries.
+    /// The folder for libraries of this process's environment, such as a virtual environment.
     pub(crate) lib: Option<PathBuf>,
     /// The `mpirun` in the `PATH`.
     pub(crate) mpirun: Option<PathBuf>,
 }
 
-/// The `mpirun` of a rank, or its deputy on this host.
+/// The `mpirun` of a rank, or its daemon on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launcher {
     pub(crate) family: MpiFamily,
-    /// Its program, if this process may know it.
+    /// The launcher's program, if this process is allowed to read it.
     pub(crate) program: Option<PathBuf>,
-    /// Folders in which its libraries are.
+    /// The folders of the launcher's libraries.
     pub(crate) folders: Vec<PathBuf>,
 }
 
 impl Process {
-    /// This process, in an environment whose folder for libraries is `lib`.
+    /// Returns the properties of this process, with `lib` as the environment's folder for libraries.
     pub(crate) fn this(lib: Option<&Path>) -> Self {
         Process {
             loaded: libraries(std::process::id()).into_iter().filter(|path| family_of(path).is_some()).collect(),
@@ -59,7 +59,7 @@ pub(crate) fn family_of(path: &Path) -> Option<MpiFamily> {
     MpiFamily::of_file(path.file_name()?.to_str()?)
 }
 
-/// The family of a launcher's program, where its real name says so.
+/// Returns the family of a launcher's program, if its real name shows it.
 pub(crate) fn family_of_program(program: &Path) -> Option<MpiFamily> {
     MpiFamily::of_launcher(program.canonicalize().ok()?.file_name()?.to_str()?)
 }
@@ -71,8 +71,8 @@ pub(crate) fn folders_beside(program: &Path) -> Vec<PathBuf> {
     ["lib", "lib64", "lib/release"].iter().map(|folder| prefix.join(folder)).collect()
 }
 
-/// The family whose launcher has set variables of a rank in this process. Slurm's variables are those of
-/// MPICH as well when it starts ranks of Open MPI, and `PMIX_RANK` may be anybody's.
+/// Returns the family of the launcher that has set variables of a rank in this process. Slurm sets MPICH's
+/// variables even when it starts ranks of Open MPI, and several launchers set `PMIX_RANK`.
 fn family_of_rank(has: impl Fn(&str) -> bool) -> Option<MpiFamily> {
     if has("OMPI_COMM_WORLD_SIZE") {
         Some(MpiFamily::OpenMpi)
@@ -83,7 +83,7 @@ fn family_of_rank(has: impl Fn(&str) -> bool) -> Option<MpiFamily> {
     }
 }
 
-/// The family of the launcher that has made this process a rank.
+/// Returns the family of the launcher that has made this process a rank.
 pub(crate) fn family_of_launcher() -> Option<MpiFamily> {
     family_of_rank(|name| std::env::var_os(name).is_some())
 }
@@ -115,7 +115,7 @@ fn parent_of(process: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The libraries that a process has loaded; none if this one may not know.
+/// Returns the libraries that a process has loaded, or none if this process is not allowed to read them.
 fn libraries(process: u32) -> BTreeSet<PathBuf> {
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
     let paths = maps.lines().filter_map(|line| line.find('/').map(|start| PathBuf::from(&line[start..])));

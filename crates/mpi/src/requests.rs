@@ -1,4 +1,4 @@
-//! Requests that are under way, in the library's form: one after another in memory.
+//! Requests that are under way, in the library's format, one after another in memory.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -16,7 +16,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// An empty list, for calls of this library.
+    /// Returns an empty list, for calls of this library.
     pub fn of(api: &'static Api) -> Self {
         let slots = Slots { memory: Vec::new(), len: 0, bytes: api.request_bytes as usize };
         Requests { api, slots, indices: Vec::new(), statuses: Vec::new(), ends: Vec::new() }
@@ -27,34 +27,35 @@ impl Requests {
         self.slots.len
     }
 
-    /// Returns true if there is none.
+    /// Returns true if there are no requests.
     pub fn is_empty(&self) -> bool {
         self.slots.len == 0
     }
 
-    /// Adds the request that `call` writes to the place it is given. Returns its code; nothing is added
-    /// unless that is 0.
+    /// Adds the request that `call` writes to the given address. Returns the code of `call`. If it is not 0,
+    /// nothing is added.
     pub fn post(&mut self, call: impl FnOnce(*mut c_void) -> c_int) -> c_int {
         let code = call(self.slots.next());
         self.slots.len += usize::from(code == 0);
         code
     }
 
-    /// Removes one, and puts the last in its place.
+    /// Removes a request, and puts the last one in its place.
     pub fn swap_remove(&mut self, at: usize) {
         self.slots.swap_remove(at);
     }
 
-    /// Removes one, and keeps the order of the others.
+    /// Removes a request, and keeps the order of the others.
     pub fn remove(&mut self, at: usize) {
         self.slots.remove(at);
     }
 
-    /// Calls `MPI_Testsome`. Returns its code, and the number of requests that are done, whose
-    /// [`end`](Requests::end)s are known until the next call. They stay until they are removed.
+    /// Calls `MPI_Testsome`. Returns its code and the number of requests that are done. Their
+    /// [`end`](Requests::end)s can be read until the next call, and they stay in the list until they are
+    /// removed.
     ///
     /// # Safety
-    /// All are active requests of this library, on a thread that may call it.
+    /// All are active requests of this library, and this thread may call it.
     pub unsafe fn test_some(&mut self) -> (c_int, usize) {
         let count = self.slots.len;
         self.indices.resize(count, 0);
@@ -69,7 +70,7 @@ impl Requests {
         (code, usize::try_from(finished).unwrap_or(0).min(count))
     }
 
-    /// The end of the request that was reported as done at this place.
+    /// Returns the end of the request that was reported as done at this index.
     pub fn end(&self, at: usize) -> End {
         self.ends[at]
     }

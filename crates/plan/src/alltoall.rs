@@ -1,8 +1,8 @@
-//! Alltoall: every rank has something else for each other.
+//! Alltoall: every rank has different data for each other rank.
 //!
-//! Each of `n` ranks has `2 n` blocks of its own: block `d` is for rank `d`, block `n + s` is where what rank
-//! `s` has for it arrives. The block that a rank has for itself is copied without a message. Three ranks;
-//! `ab` is what rank `a` has for rank `b`, `.` has no meaning yet:
+//! Each of `n` ranks has `2 n` blocks. Block `d` is for rank `d`, and block `n + s` receives the data from
+//! rank `s`. The block that a rank has for itself is copied without a message. Three ranks; `ab` is the data
+//! of rank `a` for rank `b`, `.` has no meaning yet:
 //!
 //! ```text
 //! block      0   1   2     3   4   5           0   1   2     3   4   5
@@ -11,32 +11,34 @@
 //! rank 2     20  21  22    .   .   .           20  21  22    02  12  .
 //! ```
 //!
-//! *Turns.* Blocks are cut into segments of one length, but for the last of each. In turn `t`, for `d` from 1
-//! to `n - 1`, rank `r` sends segment `t` of block `r + d` to rank `r + d`, and takes what rank `r - d` sends
-//! it into segment `t` of block `n + r - d`; numbers of ranks are modulo `n`. As in `direct`, for each `d`
-//! the messages are a permutation of the ranks. A segment is a part of the plan. Every block of a rank has as
-//! many parts as its longest has segments; those behind the end of a shorter block are empty.
+//! *Turns.* Blocks are cut into segments of one length, except the last of each block. In turn `t`, for `d`
+//! from 1 to `n - 1`, rank `r` sends segment `t` of block `r + d` to rank `r + d`, and receives from rank `r
+//! - d` into segment `t` of block `n + r - d`; numbers of ranks are modulo `n`. As in `direct`, for each `d`
+//!   the messages are a permutation of the ranks. A segment is a part of the plan. Every block of a rank has
+//!   as many parts as the rank's longest block has segments. Parts behind the end of a shorter block are
+//!   empty.
 //!
-//! *How far ahead.* All messages leave at once if nothing holds them back. TCP does not divide a link evenly
-//! among `n - 1` flows: some blocks would be far ahead, and in the end few flows are left, which do not keep
-//! all links busy. So a rank sends segment `t` to a peer when it has segment `t - w` of that peer: the two
-//! are at most `w` segments apart. `w` is such that [`UNDER_WAY`] segments are on their way to a rank.
+//! *How far ahead.* Without a limit all messages would leave at once. TCP does not divide a link evenly among
+//! `n - 1` flows: some blocks would be far ahead, and in the end few flows would be left, which do not keep
+//! all links busy. So a rank sends segment `t` to a peer only when it has received segment `t - w` from this
+//! peer. So the two are at most `w` segments apart. `w` is such that [`UNDER_WAY`] segments are on their way
+//! to a rank.
 //!
-//! Cost: one message in a row, and each byte passes one link once, which no plan can beat; but `n - 1`
-//! messages to issue per rank and segment.
+//! Cost: no message waits for another, and each byte passes one link once, which no plan can beat. But each
+//! rank must issue `n - 1` messages per segment.
 
 use super::parts::Parts;
 use super::plan::{Plan, ReceiveAction};
 
-/// Segments from all other ranks together that may be on their way to one. With [`SEGMENT_BYTES`] that is
-/// 1.25 MiB, about the size of a queue of a switch or a shaper.
+/// The most segments that may be on their way to one rank, from all other ranks together. With
+/// [`SEGMENT_BYTES`] that is 1.25 MiB, about the size of a queue of a switch or a shaper.
 const UNDER_WAY: usize = 20;
 
-/// The bytes of a segment: so few that the order of turns can be kept, so many that a message's own cost does
-/// not show.
+/// The bytes of a segment. They are so few that the order of turns is kept, and so many that the cost of a
+/// message does not matter.
 pub const SEGMENT_BYTES: usize = 64 << 10;
 
-/// The plan of `rank`, whose `2 size` blocks are cut into segments of `segment` elements.
+/// Returns the plan of `rank`, with its `2 size` blocks cut into segments of `segment` elements.
 pub(super) fn alltoall(rank: usize, size: usize, blocks: &Parts, segment: usize) -> Plan {
     let block = |at: usize| blocks.range(at..at + 1);
     let turns = (0..2 * size).map(|at| block(at).len().div_ceil(segment)).max().unwrap_or(0).max(1);
@@ -46,7 +48,7 @@ pub(super) fn alltoall(rank: usize, size: usize, blocks: &Parts, segment: usize)
     });
     let mut plan = Plan::new(Parts::of(std::iter::once(0).chain(ends).collect()));
     let ahead = turns_ahead(size);
-    // By peer, the places of the receives from it.
+    // For each peer, the indices of the receives from it.
     let mut receives: Vec<Vec<usize>> = vec![Vec::new(); size];
     for turn in 0..turns {
         let segment_of = |block: usize| block * turns + turn..block * turns + turn + 1;

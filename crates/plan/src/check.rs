@@ -1,23 +1,23 @@
 //! The proof that the plans of all ranks fit together and reach their goal.
 //!
-//! [`check`] takes the plans of all ranks and a [`Goal`] and shows three things, or says which one fails and
-//! where.
+//! [`check`] takes the plans of all ranks and a [`Goal`] and proves three things, or returns the fault and
+//! its place.
 //!
-//! 1. *Form.* All ranks divide the buffer alike; no move is empty, to its own rank or out of bounds; and the
-//!    sends of each rank to each other are, in order, the receives over there, with the same parts. In an
-//!    alltoall each rank divides a buffer of its own, and both ends have parts of the same lengths.
-//! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. The events of all ranks,
-//!    posting a move and its being done, form a graph of what waits for what, by the rules that [`Plan`]
-//!    states; a plan can stop only if that graph has a cycle. The graph's longest path is the number of
-//!    messages that follow one another, the [`Traffic::rounds`].
-//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is what a rank had in a
-//!    part, its contribution, or the sum of two symbols. As with floats, `x + y` is `y + x`, but
-//!    `(x + y) + z` is not `x + (y + z)`. At the end each part that the goal speaks of must have each
-//!    contribution that the goal names exactly once. A part that the goal gives to every rank must be the
-//!    same symbol on each: the same bits.
+//! 1. *Form.* All ranks divide the buffer alike. No move is empty, to its own rank or out of bounds. The
+//!    sends of each rank to each other match, in order and with the same parts, the receives of the other. In
+//!    an alltoall each rank divides its own buffer, and both ends have parts of the same lengths.
+//! 2. *Progress.* Nothing waits for itself, even if no message is buffered anywhere. Each move has two
+//!    events: it is posted, and it is done. By the rules of [`Plan`], the events of all ranks form a graph of
+//!    dependencies, and a plan can stop only if this graph has a cycle. The graph's longest path is the
+//!    number of messages that follow one another, the [`Traffic::rounds`].
+//! 3. *Value.* The plans are executed with symbols in place of numbers: a symbol is a contribution (the
+//!    initial content of a rank's part), or the sum of two symbols. As with floats, `x + y` is `y + x`, but
+//!    `(x + y) + z` is not `x + (y + z)`. At the end each part of the goal must contain each contribution
+//!    that the goal names exactly once. A part that the goal gives to every rank must be one symbol on all
+//!    ranks, which means the same bits.
 //!
-//! Elements of a part go the same way, so a symbol per part stands for all of them. Time and space grow with
-//! the square of the number of ranks: it is for tests.
+//! All elements of a part are treated alike, so one symbol per part represents them. Time and memory grow
+//! with the square of the number of ranks, so this is for tests.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -29,23 +29,23 @@ use super::plan::{Move, Plan, ReceiveAction};
 pub enum Goal {
     /// Every rank ends with the sum of all ranks' buffers.
     Allreduce,
-    /// Every one of the first ranks ends with the sum of their buffers. The others bring nothing, and what
-    /// they end with has no meaning.
+    /// Every one of the first `workers` ranks ends with the sum of their buffers. The others contribute
+    /// nothing, and their final content has no meaning.
     HelpedAllreduce {
-        /// The number of workers, the first of the ranks.
+        /// The number of workers, which are the first ranks.
         workers: usize,
     },
-    /// Every rank ends with the buffer of one.
+    /// Every rank ends with the buffer of the root.
     Broadcast {
-        /// The one.
+        /// The rank whose buffer all get.
         root: usize,
     },
     /// Every rank ends with part `r` of rank `r`, for each `r`.
     Allgather,
     /// Rank `r` ends with the sum of all ranks' parts `r`. The content of its other parts has no meaning.
     ReduceScatter,
-    /// Of `n` ranks each has `2 n` blocks of equally many parts: rank `r` ends with block `r` of rank `s` in
-    /// its block `n + s`, for each other `s`. Its first `n` blocks stay as they were.
+    /// Each of `n` ranks has `2 n` blocks with equal numbers of parts. For each other rank `s`, rank `r` ends
+    /// with block `r` of rank `s` in its block `n + s`. Its first `n` blocks are not changed.
     Alltoall,
 }
 
@@ -53,12 +53,12 @@ pub enum Goal {
 pub type PartContent = (usize, usize);
 
 impl Goal {
-    /// Returns true if all ranks divide one buffer, alike.
+    /// Returns true if all ranks divide one buffer in the same way.
     fn has_one_buffer(self) -> bool {
         self != Goal::Alltoall
     }
 
-    /// Returns the number of ranks, the first ones of `size`, that end with the same.
+    /// Returns the number of ranks that end with equal content. They are the first of `size` ranks.
     fn alike(self, size: usize) -> usize {
         match self {
             Goal::Allreduce | Goal::Broadcast { .. } | Goal::Allgather => size,
@@ -102,11 +102,11 @@ pub struct Traffic {
     pub received_len: Vec<usize>,
     /// Messages sent, by rank.
     pub messages: Vec<usize>,
-    /// The greatest number of messages of which each waits for the one before it to arrive.
+    /// The length of the longest chain of messages in which each waits for the previous one to arrive.
     pub rounds: usize,
 }
 
-/// Why plans are wrong.
+/// The fault of wrong plans.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The buffer is divided differently.
@@ -122,12 +122,13 @@ pub enum Fault {
     BadMove {
         /// The rank.
         rank: usize,
-        /// The move's place in the plan.
+        /// The index of the move in the plan.
         index: usize,
         /// The move.
         step: Move,
     },
-    /// A message that is sent and not received, received and not sent, or of another length at the other end.
+    /// A message that is sent and not received, or received and not sent, or has different lengths at its
+    /// ends.
     #[error("message {index} of rank {from} to rank {to}: sent {sent:?}, received {received:?}")]
     Unmatched {
         /// The sender.
@@ -158,12 +159,12 @@ pub enum Fault {
         rank: usize,
         /// The part.
         part: usize,
-        /// The contributions that it has, repeated as often as it has them.
+        /// The contributions that it has. A contribution that it has several times is repeated.
         got: Vec<PartContent>,
         /// The contributions that it should have.
         expected: Vec<PartContent>,
     },
-    /// A part has the right contributions, but added in another order than on rank 0.
+    /// A part has the right contributions, but they were added in another order than on rank 0.
     #[error("part {part} of rank {rank} is added in another order than on rank 0: the bits may differ")]
     BitsDiffer {
         /// The rank.
@@ -173,7 +174,7 @@ pub enum Fault {
     },
 }
 
-/// Proves that `plans`, one for each rank in order, reach `goal`; see the module's text for what that means.
+/// Proves that `plans`, one for each rank in order, reach `goal`, in the sense of the module's text.
 pub fn check(plans: &[Plan], goal: Goal) -> Result<Traffic, Fault> {
     check_form(plans, goal)?;
     let messages = match_messages(plans, goal)?;
@@ -216,7 +217,7 @@ fn check_form(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
     Ok(())
 }
 
-/// One message: the ranks and the places in their plans of its two ends.
+/// One message: the ranks of its two ends, and the indices of their moves.
 struct MatchedMessage {
     from: usize,
     send: usize,
@@ -224,7 +225,7 @@ struct MatchedMessage {
     recv: usize,
 }
 
-/// Pairs the k-th send of each rank to each other with the k-th receive over there.
+/// Pairs the k-th send of each rank to each other rank with the k-th receive there.
 fn match_messages(plans: &[Plan], goal: Goal) -> Result<Vec<MatchedMessage>, Fault> {
     let size = plans.len();
     let fit = |from: usize, sent: &Option<Range<usize>>, to: usize, received: &Option<Range<usize>>| {
@@ -264,12 +265,12 @@ fn match_messages(plans: &[Plan], goal: Goal) -> Result<Vec<MatchedMessage>, Fau
     Ok(messages)
 }
 
-/// The dependencies of the events of all ranks. An event has a number; its round is that of the last message
-/// it waits for.
+/// The dependencies of the events of all ranks. Each event has a number. Its round is the round of the last
+/// message for which it waits.
 struct Waits {
-    /// Per event, the events that wait for it, and whether they are a round later.
+    /// For each event, the events that wait for it, each with true if it is a round later.
     then: Vec<Vec<(usize, bool)>>,
-    /// Per event, how many it waits for.
+    /// For each event, the number of events for which it waits.
     missing: Vec<usize>,
 }
 
@@ -280,11 +281,11 @@ impl Waits {
     }
 }
 
-/// The length of the longest chain of messages, or the deadlock, when no message is buffered anywhere.
+/// Returns the length of the longest chain of messages, or the deadlock, if no message is buffered anywhere.
 ///
 /// Each move has two events, posted and done. A message is done for its sender when both ends are posted. A
-/// reduce is posted before the earlier moves on its parts are done, as it arrives beside them, but it is done
-/// after them.
+/// reduce may be posted before the earlier moves on its parts are done, because it arrives in separate
+/// memory, but it is done after them.
 fn longest_chain(plans: &[Plan], messages: &[MatchedMessage]) -> Result<usize, Fault> {
     let mut offsets = vec![0];
     for plan in plans {
@@ -357,7 +358,8 @@ fn conflict(before: &Move, after: &Move) -> bool {
 /// Symbols, numbered: contributions in the order of ranks and parts, then sums as they are made.
 struct Symbols {
     sums: HashMap<(usize, usize), usize>,
-    /// The contributions in each symbol, ascending, repeated as often as they were added.
+    /// The contributions in each symbol, in ascending order. A contribution that was added several times is
+    /// repeated.
     contributions: Vec<Vec<PartContent>>,
 }
 
@@ -403,7 +405,7 @@ fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The parts of the rank that has most: all have as many where they have one buffer.
+/// Returns the greatest number of parts of any rank. If the ranks divide one buffer, all have this number.
 fn most_parts(plans: &[Plan]) -> usize {
     plans.iter().map(|plan| plan.parts.count()).max().unwrap_or(0)
 }
@@ -412,8 +414,8 @@ fn filled_parts(plan: &Plan) -> impl Iterator<Item = usize> {
     (0..plan.parts.count()).filter(|part| !plan.parts.range(*part..part + 1).is_empty())
 }
 
-/// Executes the plans by their meaning: moves in order, sends that never wait. Returns each rank's symbol per
-/// part.
+/// Executes the plans in their plain meaning, with moves in order and sends that never wait. Returns each
+/// rank's symbol per part.
 fn execute(plans: &[Plan], symbols: &mut Symbols) -> Result<Vec<Vec<usize>>, Fault> {
     let (size, count) = (plans.len(), most_parts(plans));
     let mut values: Vec<Vec<usize>> = (0..size).map(|rank| (rank * count..(rank + 1) * count).collect()).collect();

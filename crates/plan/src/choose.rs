@@ -1,9 +1,9 @@
 //! `auto`: the algorithm and the segment size for a length and a number of ranks.
 //!
-//! The choice is a pure function of the cluster's [`Model`], the bytes and the number of ranks. Each
-//! algorithm's time is predicted with each size of segment, and the least time wins. Of equal times the first
-//! in the order of [`Algorithm::ALL`] wins. Ranks that hold the same model make the same choice without a
-//! message.
+//! The choice is a pure function of the cluster's [`Model`], the bytes and the number of ranks. The time of
+//! each algorithm is predicted with each size of segment, and the least time is chosen. Of equal times, the
+//! algorithm that is first in [`Algorithm::ALL`] is chosen. Ranks with the same model make the same choice
+//! without a message.
 //!
 //! With the default model, for instance:
 //!
@@ -22,12 +22,12 @@ use super::{Algorithm, Links, Parts, Plan, ReduceScatter, allreduce, allreduce_w
 /// Segment sizes, longest first. Of equal predictions the longest segment wins.
 const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10];
 
-/// The most bytes a message may carry, and whether shorter messages may be chosen.
+/// The most bytes of a message, and whether shorter messages may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segments {
     /// The largest message for which the transport is set up.
     pub most_bytes: usize,
-    /// True if `most_bytes` was asked for and is to be used as it is.
+    /// True if the user has set `most_bytes`, so that it is used unchanged.
     pub is_fixed: bool,
 }
 
@@ -60,7 +60,7 @@ pub fn auto(
     let len_bytes = len * element_bytes;
     let chosen = choose(model, len_bytes, size, segments);
     if let Some(links) = links.filter(|links| links.len() == size + links.helpers()) {
-        // With helpers every rank has a host of its own.
+        // With helpers every rank has its own host.
         let model = &if links.helpers() > 0 { model.apart() } else { *model };
         let weighted = choose_weighted(model, links, len_bytes, segments);
         if weighted.time_us < choose(model, len_bytes, size, segments).time_us {
@@ -85,7 +85,7 @@ pub struct WeightedChoice {
 /// Returns the number of turns with the least predicted time, for parts that suit the `links`.
 pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> WeightedChoice {
     /// The least gain for which longer segments are chosen. Longer segments have a cost that the model does
-    /// not know: a contribution is some turns ahead of its sum.
+    /// not contain, because a contribution is some turns ahead of its sum.
     const WORTH: f64 = 1.1;
     let longest = links.shape().longest_share * len_bytes as f64;
     let with = |segment_bytes: usize| {
@@ -112,7 +112,7 @@ pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usiz
 }
 
 /// Returns the faster of two reduce-scatters, and the most bytes of one message. Each is the first half of an
-/// allreduce that takes twice its time, so the allreduce with the least time decides.
+/// allreduce that takes twice as long, so the quicker allreduce decides.
 pub fn choose_reduce_scatter(
     model: &Model,
     len_bytes: usize,
@@ -129,12 +129,12 @@ pub fn choose_reduce_scatter(
 }
 
 /// The most time that a bucket's bytes may take, in units of the time of the shortest sum. A bucket saves
-/// about one such unit for each sum in it but one. Its last sum waits for all of the bucket's bytes, and so
-/// does the step if that sum is the last of the step.
+/// about one such unit for each of its sums except one. Its last sum waits for all bytes of the bucket, and
+/// the step waits too if this sum is the last of the step.
 const WORTH: f64 = 8.0;
 
 impl Model {
-    /// The most bytes of a bucket of short sums over `size` ranks, beyond which a bucket no longer pays.
+    /// Returns the most bytes of a bucket of short sums over `size` ranks. A longer bucket does not pay.
     pub fn bucket_bytes(&self, size: usize, segments: Segments) -> usize {
         const LONG: usize = 16 << 20;
         let time_us = |len_bytes| choose(self, len_bytes, size, segments).time_us;
@@ -203,7 +203,7 @@ mod tests {
         let bound_us = 1e8 / Model::default().long_bytes_per_us;
         let weighted = choose_weighted(&Model::default(), &links, 100_000_000, SEGMENTS);
         assert!((1.0..1.25).contains(&(weighted.time_us / bound_us)), "{weighted:?} of {bound_us}");
-        // Links of another number of ranks suit nobody.
+        // Links for another number of ranks are not used.
         let seven = auto((&Model::default(), Some(&links)), (0, 7), (25_000_000, 4), SEGMENTS);
         assert_eq!(seven, auto((&Model::default(), None), (0, 7), (25_000_000, 4), SEGMENTS));
     }
@@ -212,7 +212,7 @@ mod tests {
     fn helpers_take_part_where_bytes_count_and_have_an_empty_plan_elsewhere() {
         for (workers, helpers) in [(3, 2), (8, 4), (8, 8), (4, 8)] {
             let links = Links::with_helpers(&even(&vec![1.0; workers + helpers]), helpers);
-            // What ranks that share cores take would speak against it.
+            // The costs of ranks that share cores would make it slower.
             let busy = Model { shared_message_us: 10.0, shared_us_per_byte: 0.01, ..Model::default() };
             for (len, is_helped) in [(0, false), (100, false), (25_000_000, true)] {
                 let of = |rank| auto((&busy, links.as_ref()), (rank, workers), (len, 4), SEGMENTS).0;

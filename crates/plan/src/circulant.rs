@@ -7,18 +7,19 @@
 //! `a - s` is at most `s`.
 //!
 //! *Reduce-scatter*, skips downwards. Before the round with skip `s`, the places `0..a` of rank `r` hold sums
-//! that nobody else holds: all contributions to part `r + i` lie in place `i` of `r` and in the places of
+//! that no other rank holds: all contributions to part `r + i` are in place `i` of `r` and in those places of
 //! other ranks that still count. Rank `r` sends its places `s..a` to rank `r + s`, for which they are the
-//! places `0..a - s`, and adds the same places of rank `r - s` to its own places `0..a - s`. Now only the
-//! places `0..s` count. After the round with skip 1 that is place 0: rank `r` holds the sum of part `r`. In
+//! places `0..a - s`. It adds the places `s..a` of rank `r - s` to its own places `0..a - s`. Now only the
+//! places `0..s` count. After the round with skip 1 this is place 0: rank `r` holds the sum of part `r`. In
 //! total a rank sends `a - s` parts in each round, `n - 1` parts.
 //!
 //! *Allgather*, skips upwards. Before the round with skip `s`, rank `r` holds the places `0..s`. It sends the
-//! places `0..a - s` to rank `r - s`, for which they are the places `s..a`, and takes the same from rank `r +
-//! s`. After the last round it holds all places: every part as its owner summed it, the same bits everywhere.
+//! places `0..a - s` to rank `r - s`, for which they are the places `s..a`, and takes the places `0..a - s`
+//! of rank `r + s`. After the last round it holds all places. Every part is as its owner summed it, with the
+//! same bits everywhere.
 //!
-//! Three ranks, skips 3, 2, 1; a column is a place (not a part), `abc` names whose contributions are summed,
-//! `*` marks what is sent next, `.` what no longer counts:
+//! Three ranks, skips 3, 2, 1; a column is a place (not a part), `abc` is the sum of the contributions of
+//! ranks 0, 1 and 2, `*` marks data that is sent next, `.` marks data that no longer counts:
 //!
 //! ```text
 //!           reduce-scatter: s = 2        s = 1               done            allgather: s = 1     s = 2
@@ -28,33 +29,31 @@
 //! rank 2    c   c   c*         ca   c*   .         abc  .    .          abc* .    .         abc* abc  .
 //! ```
 //!
-//! *A power of two.* There `+` and `-` are both the exclusive or: place `i` of rank `r` is part `r xor i`.
-//! Then a rank sends to the rank that it receives from, the places of a round are always one range of parts,
-//! and this is recursive halving and doubling. Two ranks that exchange wait for nobody else, which pays where
-//! ranks share cores (8 emulated hosts on two,
-//! `ringpull bench allreduce --algorithm circulant --sizes 64KiB,1MiB`: medians of 491 us in pairs, 537 in a
-//! circle, and of 16.4 and 18.9 ms). Any other number needs no folding, in which two ranks would carry twice
-//! the bytes.
+//! *A power of two.* Here `+` and `-` are both replaced by the exclusive or: place `i` of rank `r` is part `r
+//! xor i`. Then a rank sends to the rank that it receives from, the places of a round are always one range of
+//! parts, and this is recursive halving and doubling. Two ranks that exchange wait for no third rank, which
+//! pays if ranks share cores (8 emulated hosts on two, `ringpull bench allreduce --algorithm circulant
+//! --sizes 64KiB,1MiB`: medians of 491 us in pairs, 537 in a circle, and of 16.4 and 18.9 ms). Other numbers
+//! of ranks need no folding, in which two ranks would carry twice the bytes.
 //!
-//! A sum is added up in the order the rounds fix, different
-//! from part to part but the same in every run; as the order is not that of the ranks, the addition must be
-//! commutative, and it is.
+//! A sum is added up in an order that the rounds fix. It differs between parts, but is the same in every run.
+//! Since it is not the order of the ranks, the addition must be commutative, and it is.
 //!
 //! Cost, for `S` bytes: at most `2 ceil(log2 n)` messages one after the other and `2(n-1)/n S` bytes sent and
-//! received per rank; no reduce-scatter and no allgather has fewer rounds or fewer bytes. J. L. Traeff,
+//! received per rank; no reduce-scatter and no allgather has fewer rounds or fewer bytes. See J. L. Traeff,
 //! "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", TU Wien,
 //! hdl.handle.net/20.500.12708/219280.
 //!
-//! *Order within a round.* What a rank sends in the reduce-scatter's next round is the upper end of what it
-//! receives in this one. A long round is therefore two messages, upper places first: while the lower half is
-//! under way the upper is summed, and the next round starts without a pause. The allgather needs no such
-//! care: what arrived last is what leaves last.
+//! *Order within a round.* In the reduce-scatter's next round a rank sends the upper end of the data that it
+//! receives in this round. A long round is therefore two messages, with the upper places first. While the
+//! lower half is under way the upper half is summed, so the next round starts without a pause. The allgather
+//! does not need this, because the data that arrives last is sent last.
 
 use std::ops::Range;
 
 use super::plan::{Plan, ReceiveAction};
 
-/// Buffers of at least this many elements (512 KiB of f32, two segments) send a round as two messages.
+/// The least number of elements of a buffer (512 KiB of f32, two segments) for which a round is two messages.
 const SPLIT_LEN: usize = 128 << 10;
 
 /// Appends the first half: afterwards rank `r` holds the sum of part `r`.
@@ -101,7 +100,7 @@ fn skips(size: usize) -> Vec<usize> {
     skips
 }
 
-/// The rank at a distance of `skip` upwards, and the one downwards.
+/// Returns the ranks at a distance of `skip` upwards and downwards.
 fn partners(rank: usize, skip: usize, size: usize) -> (usize, usize) {
     if size.is_power_of_two() {
         return (rank ^ skip, rank ^ skip);

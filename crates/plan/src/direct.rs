@@ -10,9 +10,8 @@
 //! `r - d` from its owner `r - d`. One rank has added up each part and the others copy it: the same bits
 //! everywhere.
 //!
-//! Rank `r` begins with `r + 1`, so that at any moment the senders aim at different receivers: for each `d`
-//! the messages are a permutation of the ranks, and nobody receives from two unless somebody is late. Four
-//! ranks:
+//! Rank `r` begins with `r + 1`, so that at any time the senders have different receivers. For each `d` the
+//! messages are a permutation of the ranks, and no rank receives from two unless a rank is late. Four ranks:
 //!
 //! ```text
 //!            d = 1                d = 2                d = 3
@@ -22,9 +21,9 @@
 //! rank 3     part 0 to rank 0     part 1 to rank 1     part 2 to rank 2
 //! ```
 //!
-//! Cost, for `S` bytes: two messages one after the other, the fewest that move as little as `2(n-1)/n S`
-//! bytes per rank; but `2(n-1)` messages per rank to issue, and as many flows that meet in the switch. It is
-//! the traffic of parameter servers with one server on every worker's host.
+//! Cost, for `S` bytes: two messages one after the other, the fewest with which a rank moves only `2(n-1)/n
+//! S` bytes. But each rank must issue `2(n-1)` messages, and as many flows meet in the switch. It is the
+//! traffic of parameter servers with one server on every worker's host.
 
 use super::plan::{Plan, ReceiveAction};
 

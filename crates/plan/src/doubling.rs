@@ -1,14 +1,14 @@
 //! Recursive doubling: the whole buffer to a partner, in every round.
 //!
-//! The ranks that take part are the greatest power of two not above `n`; the *core*. For any other `n` the
-//! `n - core` ranks in excess are folded in first: of the first `2(n - core)` ranks every even one sends its
-//! buffer to the odd one after it, which adds it and takes part for both, and gets the result back at the
-//! end.
+//! The number of ranks that take part is the greatest power of two that is not above `n`. They are the
+//! *core*. If `n` is no power of two, the other `n - core` ranks are folded in first: among the first `2(n -
+//! core)` ranks, every even rank sends its buffer to the odd rank after it. The odd rank adds it, takes part
+//! for both, and sends the result back at the end.
 //!
 //! The ranks of the core get new numbers from 0, in order. In the round with distance 1, 2, 4, ..., core rank
-//! `c` exchanges its sum with core rank `c xor distance`, and each adds what it got. Before the round with
-//! distance `d` every block of `d` core ranks holds the block's sum; after the last round every rank holds
-//! the sum of all.
+//! `c` exchanges its sum with core rank `c xor distance`, and each adds the other's sum. Before the round
+//! with distance `d` every block of `d` core ranks holds the block's sum; after the last round every rank
+//! holds the sum of all.
 //!
 //! Three ranks; `a`, `b`, `c` are contributions, the core is ranks 1 and 2:
 //!

@@ -3,22 +3,23 @@
 //! A collective operation is described before it is done: from `(rank, size, len)` each rank computes a
 //! [`Plan`], the list of its sends and receives, without a message and without a buffer. The map:
 //!
-//! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
+//! - `parts`: the division of a buffer; `plan`: moves and the meaning of a plan;
 //! - `ring`, `direct`, `turns`, `weighted`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`,
-//!   `late`, `alltoall`: one family of plans each, opened by the prose that explains it;
-//! - `rows`: which plans sum row-sparse tensors;
-//! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
-//!   `ringpull-allreduce` does it;
-//! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
-//!   symbols, that the plans of all ranks do what they promise;
-//! - `simulate`: what they take on given links, alone and in steps of training, message by message.
+//!   `late`, `alltoall`: one family of plans each, with an explanation at its beginning;
+//! - `rows`: the choice of plans for row-sparse tensors;
+//! - `schedule`: a plan cut into segments, with the dependencies of each message; the interpreter of
+//!   `ringpull-allreduce` runs it;
+//! - `model`: the cost of each plan on a cluster; `choose`: the choice of `auto`; `check`: the proof, by
+//!   symbols, that the plans of all ranks reach their goal;
+//! - `simulate`: the time of plans on given links, alone and in steps of training, message by message.
 //!
 //! Promises of every plan here:
 //!
-//! - after it, all ranks hold the same bits of what all of them hold, in every run with the same arguments;
+//! - after the plan, data that all ranks hold has the same bits on all of them, in every run with the same
+//!   arguments;
 //! - each rank's contribution is in each sum exactly once;
-//! - it ends, however little is buffered, and leaves no message unread;
-//! - no message is empty: ranks without a part are passed over by both sides.
+//! - the plan ends, however little is buffered, and leaves no message unread;
+//! - no message is empty: both sides skip ranks without a part.
 //!
 //! Per rank, for `n` ranks and a buffer of `S` bytes (`q = ceil(log2 n)`):
 //!
@@ -84,9 +85,9 @@ pub use rows::{Owners, RowWay, choose_rows};
 pub use schedule::{Action, Lane, Message, Schedule};
 pub use weighted::{LinkRates, Links};
 
-/// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages
-/// in a row. Longer ones are rings: a part much longer than the others passes each link once, and all links
-/// at the same time.
+/// The most elements per rank on average (64 KiB of f32) for which an allgather is circulant, which has fewer
+/// messages in a row. A longer allgather is a ring: a part that is much longer than the others passes each
+/// link once, and uses all links at the same time.
 const SHORT_LEN: usize = 16 << 10;
 
 /// The plan of `rank` for the sum of all ranks' buffers of `len` elements, on every rank, in place.
@@ -123,9 +124,9 @@ pub fn allreduce(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> 
     plan
 }
 
-/// The plan of `rank` for the same sum where the ranks stand in two racks with a narrow link between them:
-/// every byte crosses it once in each direction. The buffer goes in `pieces`, so that the stages of one
-/// overlap those of others.
+/// The plan of `rank` for the sum of all ranks' buffers if the ranks are in two racks with a narrow link
+/// between them. Every byte crosses the link once in each direction. The buffer is sent in `pieces` pieces,
+/// so that the stages of different pieces overlap.
 ///
 /// # Panics
 /// If `rank` is in neither rack, a rack is empty, or `pieces` is 0.
@@ -134,8 +135,8 @@ pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces:
     racks::allreduce(rank, racks, len, pieces)
 }
 
-/// The plan of `rank` for the same sum, each element added up in the order of the ranks, for any `size` and
-/// `len`.
+/// The plan of `rank` for the sum of all ranks' buffers, with each element added up in the order of the
+/// ranks, for any `size` and `len`.
 ///
 /// # Panics
 /// If `rank` is not below `size`.
@@ -144,9 +145,9 @@ pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
     ordered::allreduce(rank, size, len)
 }
 
-/// The plan of `rank` for the same sum by every rank to every rank, where contributions take time to make:
-/// segments of at most `segment` elements, a multiple of `block`, at multiples of which they begin, and the
-/// first sums return while the last contributions leave.
+/// The plan of `rank` for the sum of all ranks' buffers, from every rank to every rank, if contributions take
+/// time to make. Segments have at most `segment` elements, which is a multiple of `block`, and begin at
+/// multiples of `block`. The first sums return while the last contributions leave.
 ///
 /// # Panics
 /// If `rank` is not below `size`, or `segment` is no multiple of `block`.
@@ -156,8 +157,8 @@ pub fn allreduce_in_turns(rank: usize, size: usize, len: usize, (block, segment)
     turns::allreduce(rank, size, len, block, segment)
 }
 
-/// The plan of `rank` for the same sum in parts that suit the ranks' `links`, in as many turns: each part
-/// goes up a tree of its own and down again, all of them at once.
+/// The plan of `rank` for the sum of all ranks' buffers, in parts that suit the ranks' `links`, and in
+/// `turns` turns. Each part goes up its own tree and down again, and all parts do so at the same time.
 ///
 /// # Panics
 /// If `rank` is not one of the links', or `turns` is 0.
@@ -199,7 +200,8 @@ pub fn exchange(rank: usize, other: usize, len: usize) -> Plan {
     plan
 }
 
-/// The same as two plans that run at once: of what `rank` sends, and of what it receives.
+/// The same exchange as two plans that run at once: one for the data that `rank` sends, and one for the data
+/// that it receives.
 pub fn exchange_by_direction(rank: usize, other: usize, len: usize) -> (Plan, Plan) {
     let mut out = exchange(rank, other, len);
     let mut into = out.clone();
@@ -208,8 +210,7 @@ pub fn exchange_by_direction(rank: usize, other: usize, len: usize) -> (Plan, Pl
     (out, into)
 }
 
-/// The plan of `rank` that gives every rank all parts, of which rank `r` brings part `r`. Parts may differ in
-/// length.
+/// The plan of `rank` that gives every rank all parts. Rank `r` brings part `r`. Parts may differ in length.
 ///
 /// # Panics
 /// If `rank` is not below `size`, or there is not one part per rank.
@@ -225,14 +226,14 @@ pub fn allgather(rank: usize, size: usize, parts: Parts) -> Plan {
     plan
 }
 
-/// The way of a reduce-scatter: the first half of an allreduce.
+/// The algorithm of a reduce-scatter, which is the first half of an allreduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceScatter {
     /// Along a ring.
     Ring,
     /// From every rank to every rank.
     Direct,
-    /// Up the line of the ranks, each element added up in their order.
+    /// Up the line of the ranks. Each element is added up in their order.
     Ordered,
 }
 
@@ -251,9 +252,9 @@ pub fn reduce_scatter(way: ReduceScatter, rank: usize, size: usize, parts: Parts
     plan
 }
 
-/// The plan of `rank` for the sum of all ranks' buffers in two halves. After the first, rank `r` holds the
-/// sum of part `r`, for each `r`, and may change it: it receives nothing more for that part. The second gives
-/// every rank all parts. Parts may differ in length.
+/// The plan of `rank` for the sum of all ranks' buffers in two halves. After the first half, each rank `r`
+/// holds the sum of part `r`, and may change it, because it receives nothing more for this part. The second
+/// half gives every rank all parts. Parts may differ in length.
 ///
 /// # Panics
 /// If `rank` is not below `size`, or there is not one part per rank.
@@ -266,9 +267,9 @@ pub fn allreduce_in_halves(way: ReduceScatter, rank: usize, size: usize, parts: 
     plan
 }
 
-/// The plan of `rank` that gives each other rank what this one has for it, in segments of `segment` elements.
-/// `blocks` are this rank's own: first one for each rank, then one from each rank, whose length is that of
-/// the block over there.
+/// The plan of `rank` for an alltoall, in segments of `segment` elements. `blocks` are this rank's blocks:
+/// first one to send to each rank, then one to receive from each rank, with the length of that rank's block
+/// for this one.
 ///
 /// # Panics
 /// If `rank` is not below `size`, there are not two blocks per rank, or `segment` is 0.

@@ -1,21 +1,23 @@
-//! The cost of an allreduce on a cluster: nine numbers, and the time that each algorithm needs by them.
+//! The cost of an allreduce on a cluster: nine numbers, and the time of each algorithm that follows from
+//! them.
 //!
 //! - `A` is the time from a message's leaving to its arriving, `latency_us`;
 //! - `O` is the time that a rank needs to send and take a message, `message_us`;
 //! - `W` is the time that a message anywhere in the job costs every rank, `shared_message_us`: ranks that
 //!   share cores wait for one another's work. It is 0 if each rank has its own core;
-//! - `w` is the same for a byte, `shared_us_per_byte`;
+//! - `w` is the time that a byte anywhere in the job costs every rank, `shared_us_per_byte`;
 //! - `b` is the rate of a link in each direction, `short_bytes_per_us`, for the first `P` bytes,
 //!   `short_bytes`; `B` is its rate in the long run, `long_bytes_per_us`. Caches, and shapers that let a
 //!   burst through, make the difference;
-//! - `F` is the factor on the wire's time if flows meet, `fan_factor`: if a rank's partners change or are
-//!   many, flows meet in the switch and wait for one another, which the ring's fixed pairs do not;
+//! - `F` is the factor on the wire's time if flows meet, `fan_factor`: if a rank has many or changing
+//!   partners, flows meet in the switch and wait for one another. The fixed pairs of the ring do not;
 //! - `C` is the rate at which a rank adds while its neighbours do the same, `sum_bytes_per_us`.
 //!
-//! The table has what the rank with most to do does, for `S` bytes on `n` ranks, with `q = ceil(log2 n)` and
-//! `l = floor(log2 n)`. A message sent while another is received counts once (ring); one sent after another
-//! was received counts as a second (star). `x` counts bytes in the same way; `y` are those in the direction
-//! that has more. `wire(x) = x/b` up to `P`, and `P/b + (x-P)/B` beyond:
+//! The table has the work of the busiest rank, for `S` bytes on `n` ranks, with `q = ceil(log2 n)` and `l =
+//! floor(log2 n)`. A message that is sent while another is received counts once with it (ring). A message
+//! that is sent after another was received counts separately (star). `x` counts bytes in this way too. `y`
+//! counts only the bytes in the direction that has more. `wire(x) = x/b` up to `P`, and `P/b + (x-P)/B`
+//! beyond:
 //!
 //! | algorithm | rounds | messages of one rank | of all | bytes on one link `x` | one way `y` | on all `X` | added |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -30,26 +32,26 @@
 //!
 //! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for
 //! direct and circulant, and for weighted where a rank has more than three neighbours in a tree. `B` is the
-//! slowest link's rate, and `t` and `d` are those of links that are not alike (`weighted`); in the first and
-//! the last `v` turns of these links are idle a quarter of the time. A message longer than a segment counts
+//! slowest link's rate. `t` and `d` are defined for links that are not alike (`weighted`). In the first and
+//! the last `v` turns these links are idle for a quarter of the time. A message longer than a segment counts
 //! once for each segment. The ring's latency hides behind the other segments of a part: with `j` of them a
 //! step waits for `A` less the time that `j - 1` segments take.
 //!
-//! A link is shaped if `B` is less than half of `b`; then `P` is what its shaper lets through at once after a
-//! rest, of each direction. A shaper saves up while nobody sends that way, between two rounds too, so latency
-//! and work cost nothing while bytes wait for it: the time is the longer of the above with `x/b` for
-//! `wire(x)`, and `x/y wire(y)`: each direction lets its `P` through, and what goes one way waits for what
-//! goes the other unless both go at once.
+//! A link is shaped if `B` is less than half of `b`. Then `P` is the number of bytes that its shaper lets
+//! through at once after a rest, in each direction. A shaper saves up while nothing is sent in its direction,
+//! also between two rounds, so latency and work cost nothing while bytes wait for it. The time is the longer
+//! of two: the time above with `x/b` for `wire(x)`, and `x/y wire(y)`. In the second, each direction lets its
+//! `P` through, and bytes of one direction wait for those of the other unless both go at once.
 //!
-//! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks that hold the same nine numbers
-//! predict the same.
+//! Everything is arithmetic that IEEE 754 defines to the last bit, so ranks with the same nine numbers make
+//! the same predictions.
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use super::{Algorithm, Links};
 
-/// The numbers of one cluster. They travel as they stand in memory.
+/// The numbers of one cluster. They are sent as they are in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
 #[repr(C)]
 #[allow(missing_docs, reason = "the module's head defines each")]
@@ -82,8 +84,8 @@ impl Default for Model {
     }
 }
 
-/// A link is shaped whose rate in the long run is less than this part of the first one. Caches and noise must
-/// cost less than that.
+/// A link is shaped if its rate in the long run is less than this part of the first rate. Caches and noise
+/// must cost less than that.
 const SHAPED: f64 = 0.5;
 
 /// The work of an algorithm, in the units of the table above.
@@ -92,7 +94,7 @@ struct Work {
     messages: f64,
     all_messages: f64,
     link_bytes: f64,
-    /// Those of them that go the way that more go.
+    /// The bytes in the direction that has more.
     way_bytes: f64,
     all_bytes: f64,
     added: f64,
@@ -109,14 +111,15 @@ impl Model {
             && costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0)
     }
 
-    /// Of ranks that each have a host of their own: none has a part in what ranks that share cores take.
+    /// Returns the model for ranks that each have their own host, without the costs of ranks that share
+    /// cores.
     #[must_use]
     pub fn apart(&self) -> Self {
         Model { shared_message_us: 0.0, shared_us_per_byte: 0.0, ..*self }
     }
 
-    /// The cluster as a sum meets it that is one of many, of `step_bytes` together: what shapers let through
-    /// at first has been used up by the others, if they are many times that.
+    /// Returns the model for a sum that is one of many, with `step_bytes` in all. If they are many times the
+    /// bytes that shapers let through at first, other sums have used these up.
     #[must_use]
     pub fn within(&self, step_bytes: usize) -> Self {
         const MANY: f64 = 16.0;
@@ -189,10 +192,10 @@ impl Model {
         self.time_us(&work)
     }
 
-    /// As [`predicted_us`](Self::predicted_us), in parts that suit `links`, the slowest of which the model
-    /// knows, and in `turns` turns.
+    /// Predicts the time as [`predicted_us`](Self::predicted_us) does, in parts that suit `links` and in
+    /// `turns` turns. The model has the rate of the slowest link.
     pub fn predicted_weighted_us(&self, links: &Links, len_bytes: usize, turns: usize) -> f64 {
-        /// As many flows hardly wait for one another.
+        /// Up to this number of flows hardly wait for one another.
         const FEW: usize = 3;
         let (bytes, turns, shape) = (len_bytes as f64, turns as f64, links.shape());
         let link_bytes = links.least_time() * bytes * (turns + shape.levels as f64 / 2.0) / turns;
@@ -209,13 +212,13 @@ impl Model {
     }
 
     fn time_us(&self, work: &Work) -> f64 {
-        // Behind a shaper the two directions of a tree wait for one another; what an open link needs is in
+        // Behind a shaper the two directions of a tree wait for one another. The time of an open link is in
         // the busy time.
         let turns = if self.is_shaped() { work.link_bytes / work.way_bytes.max(1.0) } else { 1.0 };
         (work.rounds * self.latency_us + self.busy_us(work)).max(work.fan * turns * self.wire_us(work.way_bytes))
     }
 
-    /// All but the latency.
+    /// Returns the time without the latency.
     fn busy_us(&self, work: &Work) -> f64 {
         work.messages * self.message_us
             + work.all_messages * self.shared_message_us
@@ -231,7 +234,7 @@ impl Model {
         self.latency_us + busy + (steps - 1.0) * exposed.max(0.0)
     }
 
-    /// The time that a link needs for `bytes` in one direction while no shaper holds it back.
+    /// Returns the time that a link needs for `bytes` in one direction without a shaper.
     fn open_us(&self, bytes: f64) -> f64 {
         if self.is_shaped() { bytes / self.short_bytes_per_us } else { self.wire_us(bytes) }
     }
@@ -286,7 +289,7 @@ mod tests {
         }
         let apart = on_eight(&far, Algorithm::Doubling, 4096) - on_eight(&shaped, Algorithm::Doubling, 4096);
         assert!((apart - 3.0 * shaped.latency_us).abs() < 1e-9, "{apart}");
-        // A tree's two directions wait for one another: 3 times 256 KiB up, then as much down.
+        // A tree's two directions wait for one another: 3 times 256 KiB up, then 3 times 256 KiB down.
         assert_eq!(on_eight(&shaped, Algorithm::Tree, 256 << 10), 2.0 * (60.0 + (bytes - 60_000.0) / 120.0));
         // So fewer bytes pay before fewer rounds do.
         assert!(on_eight(&shaped, Algorithm::Circulant, 64 << 10) < on_eight(&shaped, Algorithm::Doubling, 64 << 10));
@@ -299,8 +302,8 @@ mod tests {
         let far = Model { latency_us: 2.0 * cached.latency_us, ..cached };
         let time = |model: &Model| model.predicted_us(Algorithm::Direct, 1 << 20, 8, 256 << 10);
         assert!((time(&far) - time(&cached) - 2.0 * cached.latency_us).abs() < 1e-9);
-        // Nor does that of a tree, whose directions wait for one another at a shaper only, where the first
-        // bytes are the slow ones.
+        // The time of a tree does not change either: its directions wait for one another only at a shaper,
+        // and here the first bytes are the slow ones.
         let warming = Model { short_bytes_per_us: 400.0, short_bytes: 1_000_000.0, ..cached };
         let far = Model { latency_us: 2.0 * warming.latency_us, ..warming };
         let tree = |model: &Model| model.predicted_us(Algorithm::Tree, 1 << 20, 8, 256 << 10);

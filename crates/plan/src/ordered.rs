@@ -1,9 +1,9 @@
 //! Ordered: every element is added up in the order of the ranks, `((x0 + x1) + x2) + ...`, as shared memory
-//! and parameter servers add. The bits of a sum then depend on the contributions alone: not on where the
-//! ranks run, nor on the length of the buffer, nor on what else was summed with it. A plan adds what arrives
-//! to what is there, so no rank may begin with a part of its own, as in a ring.
+//! and parameter servers add. The bits of a sum then depend only on the contributions, and not on where the
+//! ranks run, on the length of the buffer, or on other sums in the same bucket. A plan adds arriving data to
+//! present data, so the ranks may not begin with different parts, as in a ring.
 //!
-//! *Short buffers* take the star (`star`), whose rank 0 adds what arrives in that order.
+//! *Short buffers* take the star (`star`), in which rank 0 adds the buffers in this order.
 //!
 //! *Long buffers* run up the line of the ranks and down again, in pieces: rank `r` adds what comes from
 //! `r - 1` to its own and passes the sum to `r + 1`; from the last rank the sums come back. Four ranks, `a`,
@@ -17,18 +17,18 @@
 //! rank 3    abcd                    abcd to 2
 //! ```
 //!
-//! Cost, for `S` bytes: `2 (n-1)` messages lie in a row, the pieces behind one another, and the ranks within
-//! the line move `2 S` bytes in each direction, where the ring moves `2(n-1)/n S`: 1.14 times as much on 8
-//! ranks, 1.33 on 4. Two ranks move `S`, as in a ring. A host's link carries what its ranks do, less what
-//! goes between ranks on it that follow each other.
+//! Cost, for `S` bytes: `2 (n-1)` messages one after the other, with the pieces behind one another. The ranks
+//! within the line move `2 S` bytes in each direction. The ring moves `2(n-1)/n S`, so this is 1.14 times as
+//! much on 8 ranks and 1.33 times as much on 4. Two ranks move `S`, as in a ring. A host's link carries the
+//! bytes of its ranks, except those between two successive ranks on the host.
 //!
 //! *A reduce-scatter* has one part for each rank. The parts run up the line, and the last rank gives each sum
-//! to its owner: `n` messages in a row and `S` bytes from each rank but the last.
+//! to its owner: `n` messages in a row, and `S` bytes from each rank except the last.
 
 use super::plan::{Parts, Plan, ReceiveAction};
 use super::{star, tree};
 
-/// Buffers of at most this many elements (16 KiB of f32) take the star: fewer messages in a row.
+/// The most elements (16 KiB of f32) of a buffer that takes the star, which has fewer messages in a row.
 const STAR_LEN: usize = 4 << 10;
 
 /// The number of pieces for each message that lies in a row, so that the line is full most of the time.

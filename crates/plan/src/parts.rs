@@ -66,10 +66,10 @@ impl Parts {
         self.len() == 0
     }
 
-    /// The elements of consecutive parts.
+    /// Returns the range of elements of consecutive parts.
     ///
     /// # Panics
-    /// If a part is asked for that does not exist, or the range is reversed.
+    /// If a part does not exist, or the range is reversed.
     pub fn range(&self, parts: Range<usize>) -> Range<usize> {
         assert!(parts.start <= parts.end && parts.end <= self.count(), "parts {parts:?} of {}", self.count());
         self.bounds[parts.start]..self.bounds[parts.end]

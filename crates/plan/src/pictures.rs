@@ -10,7 +10,7 @@ use crate::{Algorithm, Move, Plan, ReceiveAction, allreduce};
 const RANKS: usize = 4;
 const LEN: usize = 1200;
 
-/// A message in the picture: it leaves at the beginning of its round.
+/// A message in the picture. It leaves at the beginning of its round.
 struct Arrow {
     round: usize,
     from: usize,
@@ -57,7 +57,7 @@ fn ready_send(moves: &[Move]) -> Option<usize> {
 const WIDTH: usize = 760;
 const PANEL: (usize, usize) = (368, 176);
 
-/// One algorithm: a line for each rank, an arrow for each message.
+/// Draws one algorithm, with a line for each rank and an arrow for each message.
 fn panel(algorithm: Algorithm, x: usize, y: usize, svg: &mut String) {
     let plans: Vec<Plan> = (0..RANKS).map(|rank| allreduce(algorithm, rank, RANKS, LEN)).collect();
     let messages = rounds(&plans);

@@ -1,9 +1,9 @@
 //! Plans: the moves of one rank, as data.
 //!
-//! A plan says which rank sends which parts to which, and how the receiver uses them. It holds no buffer and
-//! touches no wire, so that the same plan can be checked with symbols (`check`), executed on a transport
-//! (`run`) and counted (the tests' bounds on traffic). Every rank computes its own plan from
-//! `(rank, size, len)` alone; that the plans of all ranks fit together is what the checker proves.
+//! A plan lists the parts that a rank sends to and receives from other ranks, and the use of received parts.
+//! It has no buffer and no transport, so a plan can be checked with symbols (`check`), executed on a
+//! transport (`run`) and counted (the tests' bounds on traffic). Every rank computes its own plan from
+//! `(rank, size, len)` alone. The checker proves that the plans of all ranks fit together.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ pub(crate) use super::parts::Parts;
 /// The use that a receiver makes of the elements that arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiveAction {
-    /// Adds them to its own: `own = own + arrived`; or what else the operation makes of two elements.
+    /// Combines them with its own elements: `own = own + arrived`, or another operator in place of `+`.
     Reduce,
-    /// Puts them in the place of its own.
+    /// Replaces its own elements by them.
     Copy,
 }
 
 /// One message, seen from one of its two ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Move {
-    /// Sends the present value of some parts.
+    /// Sends the current value of some parts.
     Send {
         /// The receiving rank.
         to: usize,
@@ -58,31 +58,32 @@ impl Move {
 
 /// The moves of one rank, in program order.
 ///
-/// The meaning of a plan is its moves executed one after the other, with sends that copy their elements out
-/// at once and never wait. An interpreter may do better, as long as the result is the same: moves that touch
-/// different parts run concurrently, and messages are cut into segments. Between two ranks, in each
-/// direction, messages arrive in the order in which they were sent: the k-th send of `a` to `b` is the k-th
-/// receive of `b` from `a`, and both name the same parts; where each rank divides a buffer of its own, both
-/// name parts of the same lengths.
+/// A plan means that its moves are executed one after the other, with sends that copy their elements out at
+/// once and never wait. An interpreter may do better, as long as the result is the same: moves on different
+/// parts may run concurrently, and messages may be cut into segments. Between two ranks, in each direction,
+/// messages arrive in the order in which they were sent. The k-th send of `a` to `b` is the k-th receive of
+/// `b` from `a`, and both name the same parts. If each rank divides its own buffer, both name parts of the
+/// same lengths.
 ///
 /// Every plan of this module also makes progress when nothing is buffered, by these rules: a send is issued
-/// once the earlier receives into its parts and the earlier sends to the same rank are done; a receive is
-/// posted once the earlier receives from the same rank are done and, if it copies, the earlier moves on its
-/// parts; what a reduce receives is added once the earlier moves on its parts are done. So an interpreter
-/// that follows these rules may bound what is in flight per peer as tightly as it likes.
+/// when the earlier receives into its parts and the earlier sends to its rank are done. A receive is posted
+/// when the earlier receives from its rank are done and, if it copies, when the earlier moves on its parts
+/// are done too. The data of a reduce is added when the earlier moves on its parts are done. So an
+/// interpreter that follows these rules may limit the messages in flight per peer as tightly as it likes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The division of the buffer; the same on every rank, but in an alltoall.
+    /// The division of the buffer. It is the same on every rank, except in an alltoall.
     pub parts: Parts,
     /// This rank's moves. No move is without elements, and none is to this rank itself.
     pub moves: Vec<Move>,
-    /// Sends that wait, beside what their parts make them wait for: the index of the send, and that of an
-    /// earlier receive, which is done before the send is issued. In rising order of the sends.
+    /// Additional waits of sends, beside those that follow from their parts: the index of a send, and the
+    /// index of an earlier receive that must be done before the send is issued. They are in ascending order
+    /// of the sends.
     pub after: Vec<(usize, usize)>,
 }
 
 impl Plan {
-    /// A plan without moves.
+    /// Returns a plan without moves.
     pub fn new(parts: Parts) -> Self {
         Plan { parts, moves: Vec::new(), after: Vec::new() }
     }
@@ -101,7 +102,7 @@ impl Plan {
         }
     }
 
-    /// The same plan among some ranks of a job: rank `r` of the plan is `members[r]`.
+    /// Returns this plan for some ranks of a job: rank `r` of the plan is `members[r]`.
     ///
     /// # Panics
     /// If a rank of the plan is no member.

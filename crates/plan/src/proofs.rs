@@ -1,4 +1,4 @@
-//! Every plan, for world sizes 1 to 33, is proved by symbols, executed with numbers, and held to its cost.
+//! Proves every plan by symbols for 1 to 33 ranks, executes it with numbers, and checks its cost.
 
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ fn floor_log2(size: usize) -> usize {
     size.ilog2() as usize
 }
 
-/// Executes plans on numbers, the ranks taking turns as `turns` says; moves run in order and sends never
+/// Executes plans on numbers. `turns` chooses the rank of the next move. Moves run in order and sends never
 /// wait.
 fn executed(plans: &[Plan], mut buffers: Vec<Vec<f32>>, mut turns: impl FnMut(usize) -> usize) -> Vec<Vec<f32>> {
     let size = plans.len();
@@ -110,7 +110,7 @@ fn a_sum_in_turns_moves_as_little_as_direct_in_segments_of_whole_blocks() {
     }
 }
 
-/// Proves the sum on trees in which each rank carries the buffer once, and more in proportion to its weight.
+/// Proves the sum on trees. Each rank must carry the buffer once, and more in proportion to its weight.
 fn assert_weighted(sends: &[f64], receives: &[f64], len: usize, turns: usize) {
     let size = sends.len();
     let what = format!("{len} elements in {turns} turns by {sends:?} and {receives:?}");
@@ -128,7 +128,7 @@ fn assert_weighted(sends: &[f64], receives: &[f64], len: usize, turns: usize) {
     let traffic = proved(&plans, Goal::Allreduce, &what);
     for (moved, beyond) in [(&traffic.sent_len, beyond(sends)), (&traffic.received_len, beyond(receives))] {
         for (rank, beyond) in beyond.iter().enumerate().filter(|_| size > 1) {
-            // The ends of parts are rounded, and parts of less than a hundredth have no tree of their own.
+            // The ends of parts are rounded, and parts of less than a hundredth have no separate tree.
             let most = (1.04 + beyond) * len as f64 + (size * size) as f64;
             assert!(moved[rank] as f64 <= most, "{what}: {} of rank {rank}", moved[rank]);
             assert!(moved[rank] >= len, "{what}, rank {rank}");
@@ -156,7 +156,7 @@ fn even(rates: &[f64]) -> Vec<LinkRates> {
     rates.iter().copied().map(LinkRates::both).collect()
 }
 
-/// Proves the sum with helpers, and that no rank carries more than its link does in the least time.
+/// Proves the sum with helpers, and that no rank carries more than its link can in the least time.
 fn assert_helped(rates: &[f64], helpers: usize, len: usize, turns: usize) {
     let (size, workers) = (rates.len(), rates.len() - helpers);
     let what = format!("{len} elements in {turns} turns on {workers} workers and {helpers} helpers: {rates:?}");
@@ -256,8 +256,8 @@ fn messages_in_a_row_are_as_documented() {
         };
         assert_eq!(rounds(Algorithm::Ring), 2 * (size - 1), "ring, {size}");
         assert_eq!(rounds(Algorithm::Direct), if size == 1 { 0 } else { 2 }, "direct, {size}");
-        // Places that a round leaves as they were need not wait for it, so some worlds take fewer than two a
-        // skip.
+        // Places that a round does not change need not wait for it, so some numbers of ranks take fewer than
+        // two rounds per skip.
         let circulant = rounds(Algorithm::Circulant);
         assert!((2 * floor_log2(size)..=2 * ceil_log2(size)).contains(&circulant), "circulant, {size}: {circulant}");
         let folding = if size.is_power_of_two() { 0 } else { 2 };
@@ -389,7 +389,7 @@ proptest! {
         algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
     ) {
         let plans = allreduces(algorithm, size, len);
-        // Magnitudes differ so much that the order of additions shows in the bits.
+        // Magnitudes differ so much that the order of additions changes the bits.
         let value = |rank: usize, i: usize| ((rank * 31 + i * 7) % 23) as f32 * 10f32.powi((rank * 5 % 13) as i32 - 6);
         let buffers: Vec<Vec<f32>> = (0..size).map(|rank| (0..len).map(|i| value(rank, i)).collect()).collect();
         let bits = |buffers: Vec<Vec<f32>>| -> Vec<Vec<u32>> {
@@ -512,7 +512,7 @@ fn assert_alltoall(splits: &[Vec<usize>]) {
 
 #[test]
 fn an_alltoall_gives_each_rank_what_each_other_has_for_it() {
-    // As many segments as make them wait for others.
+    // There are enough segments to make sends wait for others.
     for size in [2, 3, 5, 8] {
         assert_alltoall(&vec![vec![25 * SEGMENT; size]; size]);
     }
@@ -700,7 +700,7 @@ fn the_checker_finds_additions_in_another_order() {
 #[test]
 fn the_checker_finds_a_send_that_waits_for_what_is_no_earlier_receive() {
     let (size, len) = (4, 8);
-    // Its moves are sends and receives by turns.
+    // The plan's moves alternate between sends and receives.
     for (after, is_right) in [((4, 1), true), ((4, 5), false), ((4, 2), false), ((3, 1), false)] {
         let mut plans = allreduces(Algorithm::Ring, size, len);
         plans[1].after = vec![after];

@@ -1,14 +1,15 @@
-//! Two racks with a narrow link between them: each byte of the sum crosses it once in each direction.
+//! Two racks with a narrow link between them. Each byte of the sum crosses the link once in each direction.
 //!
 //! A ring over all ranks, however well ordered, carries `2 (n-1)/n S` over the link between the racks, nearly
 //! twice what is needed. Here the buffer is cut into *pieces*, and each piece takes three stages:
 //!
 //! 1. *Reduce-scatter* on a ring within each rack: a rank ends with its rack's sum of its block.
-//! 2. *Crossing*: who holds a range in one rack and who holds it in the other send it to each other and add.
+//! 2. *Crossing*: the ranks that hold a range in the two racks send it to each other and add.
 //!    Both add the same two numbers, so both have the same bits.
 //! 3. *Allgather* on the ring within each rack.
 //!
-//! Racks may differ in size; blocks are then cut where either rack's blocks end. With racks of 3 and 2 ranks:
+//! Racks may differ in size. Blocks are then cut wherever a block of either rack ends. With racks of 3 and 2
+//! ranks:
 //!
 //! ```text
 //!   rack 0     a0 a0 | a1 a1 | a2 a2        a0 crosses with b0, a1 with both, a2 with b1
@@ -17,8 +18,9 @@
 //!
 //! The stages of different pieces use different links, so they run at the same time: in program order stage 1
 //! of piece `p` is followed by stage 2 of piece `p-1` and stage 3 of piece `p-2`. The link between the racks
-//! is idle only during the first and the last piece's stages within the racks: with `k` pieces about `S/U + 2
-//! S/(k B)` for a link of rate `U` between the racks and `B` within them, while a ring takes `2 (n-1)/n S/U`.
+//! is idle only during the first and the last piece's stages within the racks: With `k` pieces the sum takes
+//! about `S/U + 2 S/(k B)`, for a link of rate `U` between the racks and of rate `B` within them. A ring
+//! takes `2 (n-1)/n S/U`.
 
 use std::ops::Range;
 
@@ -81,7 +83,8 @@ struct RackPosition<'a> {
 }
 
 impl RackPosition<'_> {
-    /// After it each rank holds its rack's sum of its own block: the ring of `ring.rs`, within the rack.
+    /// Appends the ring of `ring.rs` within the rack. After it each rank holds its rack's sum of its own
+    /// block.
     fn reduce_scatter(&self, plan: &mut Plan, blocks: &RackBlocks) {
         let size = self.ranks[self.rack].len();
         for step in 0..size - 1 {
@@ -90,7 +93,7 @@ impl RackPosition<'_> {
         }
     }
 
-    /// After it each rank of the rack holds every block.
+    /// Appends the allgather within the rack. After it each rank of the rack holds every block.
     fn allgather(&self, plan: &mut Plan, blocks: &RackBlocks) {
         let size = self.ranks[self.rack].len();
         for step in 0..size - 1 {
@@ -99,7 +102,7 @@ impl RackPosition<'_> {
         }
     }
 
-    /// Exchanges the own block with those who hold its ranges in the other rack.
+    /// Exchanges the own block with the ranks that hold its ranges in the other rack.
     fn cross(&self, plan: &mut Plan, blocks: &RackBlocks) {
         let (own, other) = (blocks.block(self.rack, self.member), 1 - self.rack);
         for (member, peer) in self.ranks[other].iter().enumerate() {
@@ -124,7 +127,7 @@ impl RackPosition<'_> {
         plan.recv(ranks[(self.member + ranks.len() - 1) % ranks.len()], self.parts(&block), then);
     }
 
-    /// The parts that make up a range whose ends are boundaries.
+    /// Returns the parts of a range that begins and ends at boundaries.
     fn parts(&self, range: &Range<usize>) -> Range<usize> {
         let part = |bound: usize| self.bounds.binary_search(&bound).expect("every block ends at a boundary");
         part(range.start)..part(range.end)
@@ -137,7 +140,7 @@ mod tests {
     use super::super::plan::Move;
     use super::*;
 
-    /// Ranks dealt out to racks of two sizes so that neighbours in number are apart, or not.
+    /// Returns ranks in two racks of these sizes. If `is_dealt`, successive ranks are in different racks.
     fn racks(sizes: [usize; 2], is_dealt: bool) -> [Vec<usize>; 2] {
         let count = sizes[0] + sizes[1];
         let order: Vec<usize> = if is_dealt {

@@ -4,17 +4,17 @@
 //! modulo `n`), and each of the two halves takes `n - 1` steps.
 //!
 //! *Reduce-scatter.* In step `t` (from 0) rank `r` sends part `r - 1 - t` and adds what arrives to its part
-//! `r - 2 - t`, which is the part it sends next. So a part sets out from the rank after its owner, goes
-//! around, gathers one contribution at each rank, and comes to its owner with only the owner's missing: after
-//! the last step rank `r` holds the sum of part `r`.
+//! `r - 2 - t`, which is the part it sends next. So a part starts at the rank after its owner, goes around,
+//! and gathers one contribution at each rank. It comes to its owner with only the owner's contribution
+//! missing. After the last step rank `r` holds the sum of part `r`.
 //!
 //! *Allgather.* In step `t` rank `r` sends part `r - t` and takes part `r - 1 - t` as it arrives, which is
-//! the part it sends next. After the last step every rank holds every part, as its owner summed it: the same
-//! bits everywhere.
+//! the part it sends next. After the last step every rank holds every part as its owner summed it, with the
+//! same bits everywhere.
 //!
-//! Three ranks; `a`, `b`, `c` are what ranks 0, 1 and 2 contributed, a column is a part, a sum is written
-//! with the holder's own contribution first, `*` marks what the rank sends next, `.` what nobody will read
-//! again:
+//! Three ranks; `a`, `b`, `c` are the contributions of ranks 0, 1 and 2, a column is a part, a sum is written
+//! with the holder's own contribution first, `*` marks the part that the rank sends next, and `.` a part that
+//! nobody will read again:
 //!
 //! ```text
 //!           reduce-scatter                                              allgather

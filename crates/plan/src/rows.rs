@@ -1,21 +1,23 @@
-//! Row-sparse sums: which of three ways gives every rank the sum of all ranks' rows.
+//! Row-sparse sums: the choice between three ways that give every rank the sum of all ranks' rows.
 //!
-//! Each rank has some rows of a tensor, and all ranks know which rows each has: the ids have been exchanged.
-//! For rows of one length, `t_i` of them on rank `i`, `t` on all together, and `u` different ones:
+//! Each rank has some rows of a tensor, and all ranks know the rows of each rank, because the ids have been
+//! exchanged. For rows of one length, with `t_i` rows on rank `i`, `t` on all ranks together, and `u`
+//! different rows:
 //!
 //! - *Gather.* Every rank gets every rank's rows along a ring, and adds them. Each link carries all but the
 //!   rows of one rank: at most `t - min t_i`.
 //! - *By owner*, a reduce-scatter of rows and an allgather. The tensor's rows are divided over the ranks.
-//!   Each rank sends its rows to their owners (`alltoall`), an owner adds what it has of each row, in the
-//!   order of the ranks, and then the sums go along a ring. Owners are given equally many of the `t` rows, so
-//!   a link carries about `(t_i + t) / n` in the first half, and `u` less the fewest of an owner in the
+//!   Each rank sends its rows to their owners (`alltoall`), an owner adds the contributions to each row in
+//!   the order of the ranks, and then the sums go along a ring. Owners get equal numbers of the `t` rows, so
+//!   a link carries about `(t_i + t) / n` in the first half, and `u` less the fewest rows of an owner in the
 //!   second.
-//! - *Dense.* All rows are summed, those that a rank lacks as zeros: `2 (n-1)/n` of all rows.
+//! - *Dense.* All rows are summed, with zeros for rows that a rank lacks. A link carries `2 (n-1)/n` of all
+//!   rows.
 //!
-//! Ranks that have different rows (`u = t`) gather; what they have in common makes the sums fewer than the
-//! rows, and *By owner* the shortest, and if they have nearly all rows *Dense* saves a round. The choice is a
-//! function of the ids and of the model alone, so all ranks make the same. Both halves of *By owner* are
-//! plans of this crate.
+//! Ranks that have different rows (`u = t`) gather. If they have common rows, there are fewer sums than rows,
+//! and *By owner* is the quickest. If they have nearly all rows, *Dense* saves a round. The choice depends
+//! only on the ids and on the model, so all ranks make the same choice. Both halves of *By owner* are plans
+//! of this crate.
 
 use std::ops::Range;
 
@@ -28,24 +30,25 @@ pub enum RowWay {
     Gather,
     /// Each rank adds the rows that it owns.
     ByOwner(Owners),
-    /// As a tensor that has all rows.
+    /// The rows are summed as a tensor that has all rows.
     Dense,
 }
 
 /// The rows that each rank adds: consecutive ones, in the order of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owners {
-    /// The first row of each rank but rank 0.
+    /// The first row of each rank except rank 0.
     starts: Vec<i64>,
 }
 
 impl Owners {
-    /// Owners who get equally many of `all`, the rows of every rank in ascending order; a row has one owner.
+    /// Returns owners with equal numbers of the rows in `all`, which has the rows of every rank in ascending
+    /// order. A row has one owner.
     fn sharing(all: &[i64], ranks: usize) -> Self {
         Owners { starts: (1..ranks).map(|rank| all.get(rank * all.len() / ranks).copied().unwrap_or(0)).collect() }
     }
 
-    /// The places in `ids`, which ascend, of the rows of each owner.
+    /// Returns the range in `ids`, which ascend, of each owner's rows.
     pub fn places(&self, ids: &[i64]) -> Vec<Range<usize>> {
         let start_of = |start: &i64| ids.partition_point(|id| id < start);
         let starts: Vec<usize> =
@@ -59,8 +62,8 @@ impl Owners {
     }
 }
 
-/// Every row that some rank has, and how they are summed. `ids` has each rank's rows, ascending and each
-/// once, of a tensor of `rows` rows of `row_bytes`.
+/// Returns every row that some rank has, and the way to sum the rows. `ids` has each rank's rows, ascending
+/// and each once. The tensor has `rows` rows of `row_bytes`.
 pub fn choose_rows(model: &Model, ids: &[Vec<i64>], rows: usize, row_bytes: usize) -> (Vec<i64>, RowWay) {
     let ranks = ids.len();
     let mut all = ids.concat();
@@ -101,7 +104,8 @@ mod tests {
 
     const ROW_BYTES: usize = 256;
 
-    /// Rows of `ranks` ranks: `own` of each alone, `common` of all.
+    /// Returns the rows of `ranks` ranks. Each rank has `own` rows that no other has, and `common` rows that
+    /// all have.
     fn ids(ranks: usize, own: usize, common: usize) -> Vec<Vec<i64>> {
         let of = |rank: usize| (0..common).chain(common + rank * own..common + (rank + 1) * own);
         (0..ranks).map(|rank| of(rank).map(|row| row as i64).collect()).collect()
@@ -139,7 +143,7 @@ mod tests {
                         .windows(2)
                         .all(|two| two[1].is_empty() || two[0].is_empty() || all[two[0].end - 1] < all[two[1].start])
                 );
-                // A row that all ranks have goes to one owner whole.
+                // A row that all ranks have goes to one owner.
                 assert!(places.iter().all(|place| place.len() < all.len() / ranks + 1 + ranks), "{places:?}");
             }
         }

@@ -23,19 +23,19 @@ pub enum Action {
 
 /// A segment on its way between this rank and a peer.
 pub struct Message {
-    /// Its lane among those of its direction.
+    /// The index of the message's lane among those of its direction.
     pub lane: u32,
-    /// The action of the message here.
+    /// The action of the message on this rank.
     pub action: Action,
-    /// The position of its bytes in the buffer.
+    /// The offset of the message's bytes in the buffer.
     pub start: usize,
     pub(super) end: usize,
-    /// The first of its dependents; the next message's first is its end.
+    /// The index of its first dependent. Its dependents end at the next message's first dependent.
     first_dependent: u32,
 }
 
 impl Message {
-    /// Its bytes, at least one.
+    /// Returns the bytes of the message, at least one.
     #[allow(clippy::len_without_is_empty, reason = "no message is empty")]
     pub fn len(&self) -> usize {
         self.end - self.start
@@ -63,9 +63,9 @@ pub struct Schedule {
     pub traffic_bytes: usize,
     /// Every message, in program order.
     pub all: Vec<Message>,
-    /// Lanes stand in the order in which the plan first names their peers.
+    /// The lanes of sent messages, in the order in which the plan first names their peers.
     pub out: Vec<Lane>,
-    /// As `out`, for received messages.
+    /// The lanes of received messages, in the same way.
     pub into: Vec<Lane>,
     /// For each message, one more than the number of earlier messages that must finish before it.
     pub pending: Vec<u32>,
@@ -73,7 +73,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Of `plan` on elements of `dtype`, in messages of at most `segment_bytes`, or of one element.
+    /// Returns the schedule of `plan` on elements of `dtype`, in messages of at most `segment_bytes`, or of
+    /// one element if that is longer.
     pub fn of(plan: &Plan, dtype: DType, segment_bytes: usize) -> Self {
         let element = dtype.size_bytes();
         let most = (segment_bytes / element).max(1);
@@ -135,14 +136,14 @@ impl Schedule {
             message.first_dependent = edges.partition_point(|edge| (edge.0 as usize) < index) as u32;
         }
         schedule.dependents.extend(edges.iter().map(|edge| edge.1));
-        // It may be kept for long.
+        // Free the spare memory, because the schedule may be kept for long.
         schedule.all.shrink_to_fit();
         schedule.pending.shrink_to_fit();
         schedule.out.iter_mut().chain(&mut schedule.into).for_each(|lane| lane.queue.shrink_to_fit());
         schedule
     }
 
-    /// The same, by another reduction than a sum.
+    /// Returns the schedule with this reduction in place of a sum.
     #[must_use]
     pub fn by(self, reduction: Reduction) -> Self {
         Schedule { reduction, ..self }
@@ -158,12 +159,12 @@ impl Schedule {
         self.into.iter().map(|lane| lane.queue.len()).sum()
     }
 
-    /// Returns true if it sends and never receives.
+    /// Returns true if the schedule only sends.
     pub fn only_sends(&self) -> bool {
         self.into.is_empty()
     }
 
-    /// The messages that may not finish before this one is finished, or is sent from a copy.
+    /// Returns the messages that may not finish before this one is finished, or is sent from a copy.
     pub fn dependents(&self, index: u32) -> &[u32] {
         let first = |index: usize| self.all.get(index).map_or(self.dependents.len(), |at| at.first_dependent as usize);
         &self.dependents[first(index as usize)..first(index as usize + 1)]
@@ -171,7 +172,7 @@ impl Schedule {
 }
 
 impl Lane {
-    /// The place of the peer's lane, which is added if it is new.
+    /// Returns the index of the peer's lane. Adds the lane if it is new.
     fn of(lanes: &mut Vec<Lane>, peer: usize) -> usize {
         lanes.iter().position(|lane| lane.peer == peer).unwrap_or_else(|| {
             lanes.push(Lane { peer, queue: Vec::new(), bytes: 0 });
@@ -179,14 +180,14 @@ impl Lane {
         })
     }
 
-    /// The message at this place of the queue.
+    /// Returns the message at this position of the lane.
     pub fn message(&self, place: usize) -> Option<u32> {
         self.queue.get(place).copied()
     }
 }
 
-/// The segments of a buffer: the same on every rank, since they follow from the parts and the segment's
-/// length alone.
+/// The segments of a buffer. They are the same on every rank, since they follow from the parts and the
+/// segment's length.
 struct Cells {
     /// Boundaries in elements.
     bounds: Vec<usize>,
@@ -212,7 +213,7 @@ impl Cells {
         self.bounds.len() - 1
     }
 
-    /// Runs of consecutive cells that fit one message of `most` elements, in order.
+    /// Returns runs of consecutive cells that fit into one message of `most` elements, in order.
     fn groups(&self, parts: &Range<usize>, most: usize) -> Vec<Range<usize>> {
         let (mut start, end) = (self.first[parts.start], self.first[parts.end]);
         let mut groups = Vec::new();

@@ -1,7 +1,7 @@
 //! Star: every rank sends its buffer to rank 0, which sends the sum to every rank.
 //!
-//! Rank 0 adds what arrives to its own in the order `1, 2, ..., n - 1`, however the messages arrive, and the
-//! others copy its sum: the same bits everywhere. Three ranks; `a`, `b`, `c` are contributions:
+//! Rank 0 adds the other buffers to its own in the order `1, 2, ..., n - 1`, however the messages arrive. The
+//! others copy its sum, so all have the same bits. Three ranks; `a`, `b`, `c` are contributions:
 //!
 //! ```text
 //!           in: 1 and 2 to 0    out: 0 to 1 and 2

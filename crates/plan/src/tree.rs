@@ -3,8 +3,8 @@
 //! Ranks are counted from the root: rank `r` has *number* `v = r - root` modulo `n`, so that the root's
 //! number is 0. In the binomial tree the parent of `v` is `v` without its lowest set bit, and the children of
 //! `v` are `v + 1`, `v + 2`, `v + 4`, ... as long as the bit added is below the lowest set bit of `v` and the
-//! number below `n`. The child `v + 2^k` stands for the numbers from itself to below `v + 2^(k+1)`. Six
-//! ranks, root 0:
+//! number below `n`. The subtree of the child `v + 2^k` has the numbers from `v + 2^k` to below `v +
+//! 2^(k+1)`. Six ranks, root 0:
 //!
 //! ```text
 //!        0
@@ -14,18 +14,18 @@
 //!        3  5
 //! ```
 //!
-//! *Broadcast.* A rank takes the buffer from its parent and sends it to its children, the one that stands for
-//! most ranks first. *Reduce.* A rank adds its children's buffers to its own, the one that stands for fewest
-//! first, as it is ready first, and sends the sum to its parent. The order of additions follows from the
-//! tree, so bits do not depend on who came first. An *allreduce* is both, with root 0: one rank has added and
-//! the others copy.
+//! *Broadcast.* A rank takes the buffer from its parent and sends it to its children, the child with the
+//! largest subtree first. *Reduce.* A rank adds its children's buffers to its own, and sends the sum to its
+//! parent. It begins with the child with the smallest subtree, which is ready first. The order of additions
+//! follows from the tree, so bits do not depend on which message came first. An *allreduce* is both, with
+//! root 0: one rank adds, and the others copy.
 //!
 //! Cost, for `S` bytes: at most `floor(log2 n)` messages one after the other in each direction, but
 //! `ceil(log2 n) S` bytes out of the root.
 //!
-//! *Chain.* The buffer has pieces, as many as it takes; each rank passes each piece to the next number as it
-//! arrives. `n - 1` messages lie between the root and the last rank, but every link carries only `S` bytes,
-//! all at the same time.
+//! *Chain.* The buffer is cut into pieces. Each rank passes each piece to the next number when it arrives.
+//! There are `n - 1` messages between the root and the last rank, but every link carries only `S` bytes, and
+//! all links do so at the same time.
 
 use super::plan::{Plan, ReceiveAction};
 
@@ -34,8 +34,9 @@ pub(super) const PIECE_LEN: usize = 64 << 10;
 
 /// Returns true if a broadcast is a chain.
 ///
-/// Beside what both pay, the tree's root sends `ceil(log2 n) - 1` copies of the buffer and the chain's last
-/// rank waits for `n - 2` pieces to be passed on; the chain is for buffers where the former takes longer.
+/// In addition to the common costs, the tree's root sends `ceil(log2 n) - 1` more copies of the buffer, and
+/// the chain's last rank waits until `n - 2` pieces have been passed on. The chain is used if the copies take
+/// longer.
 pub(super) fn is_chain(size: usize, len: usize) -> bool {
     let copies = size.next_power_of_two().ilog2().saturating_sub(1) as usize;
     len >= 2 * PIECE_LEN && copies.saturating_mul(len) > size.saturating_sub(2).saturating_mul(PIECE_LEN)

@@ -4,34 +4,35 @@
 //! direction: contributions are added on their way to the root, and the sum returns. It may return on another
 //! tree, of the same root. A rank that is not the root sends its contribution once, and the sum to each of
 //! its children in the second tree; it receives the sum once, and a contribution from each of its children in
-//! the first. A tree of `n` ranks has `n - 1` edges, so what all ranks send adds up to `2 (n-1) S`, and so
-//! does what they receive; and any whole numbers of at least 1 that do so are those of two such trees. A link
-//! that is faster in one direction than in the other can use both.
+//! the first. A tree of `n` ranks has `n - 1` edges, so all ranks together send `2 (n-1) S` bytes and receive
+//! `2 (n-1) S` bytes. Conversely, any whole numbers of at least 1 with this sum belong to two such trees. So
+//! a link that is faster in one direction than in the other can use both rates.
 //!
-//! *The least time.* With `b_i` for the rate of rank `i`'s link in one direction, `d_i` for what it carries
-//! that way over `S`, and `t` for the time over `S`, `1 <= d_i <= t b_i`: every rank must send its
-//! contribution to each element, or a sum with it, and receive something of each element. Each element takes
-//! at least `2 (n-1)` messages, so the sum of all `d_i` is no less. Therefore
+//! *The least time.* Let `b_i` be the rate of rank `i`'s link in one direction, `d_i` the bytes that it
+//! carries in this direction divided by `S`, and `t` the time divided by `S`. Then `1 <= d_i <= t b_i`,
+//! because every rank must send its contribution to each element, or a sum that contains it, and must receive
+//! each element. Each element takes at least `2 (n-1)` messages, so the sum of all `d_i` is no less.
+//! Therefore
 //!
 //! ```text
 //!   t = max(1 / min(b), 2 (n-1) / sum(b)),  the longer of the two directions
 //! ```
 //!
-//! *Parts.* One tree has whole numbers of neighbours. So the buffer is cut into parts, each with trees of its
-//! own, such that what each rank sends and receives is `d_i` on average. The messages that a rank sends
-//! beyond one, `d_i - 1`, are laid end to end on a line of length `n - 2`, and those that it receives on
-//! another. In the trees of the point `u` of 0 to 1, a rank has one more child for each of
-//! `u, u + 1, u + 2, ...` that lies on its piece. Between two ends of pieces, modulo 1, all `u` have the same
-//! trees: there are at most `n`, and `2 n` if a link has two rates. Each rank has its `d_i` rounded up or
-//! down, the fewest neighbours that meet in its link at a time: two or three if no rate is more than twice
-//! another.
+//! *Parts.* One tree has whole numbers of neighbours. So the buffer is cut into parts with different trees,
+//! such that each rank sends and receives `d_i` on average. The messages that a rank sends beyond one, `d_i -
+//! 1`, are laid end to end on a line of length `n - 2`, and those that it receives on another. In the trees
+//! of the point `u` of 0 to 1, a rank has one more child for each of `u, u + 1, u + 2, ...` that lies on its
+//! piece. Between two ends of pieces, modulo 1, all `u` have the same trees, so there are at most `n` trees,
+//! and `2 n` if a link has two rates. In each tree a rank has its `d_i` rounded up or down as its number of
+//! neighbours, the fewest that can share its link at a time. These are two or three if no rate is more than
+//! twice another.
 //!
-//! *What is left over.* Where `1 / min(b)` is longer, links other than the slowest carry less than they
-//! could: all that carry more than `S` take equally long for what they carry.
+//! *Unused capacity.* If `1 / min(b)` is the longer time, links other than the slowest carry less than they
+//! could. All links that carry more than `S` then take equally long.
 //!
 //! *With one of eight hosts at half the rate*, its link carries `S` and so it is a leaf of every tree. Each
-//! tree is a line of the others with one of them, by turns, at its other end. That takes 2.0 of `S` over the
-//! rate of a fast link, and a ring of even parts 3.5:
+//! tree is a line of the others with one of them, by turns, at its other end. In units of `S` over the rate
+//! of a fast link, that takes 2.0, and a ring of even parts takes 3.5:
 //!
 //! ```text
 //!   slow - h1 - h2 - h3 - h4 - h5 - h6 - h7          slow - h2 - h3 - h4 - h5 - h6 - h7 - h1     ...
@@ -39,21 +40,21 @@
 //!
 //! *When.* All trees run at the same time. Each part is cut into as many segments; in each turn the next
 //! segment of every part leaves the leaves of its tree. A segment rises one level in a turn, and from the
-//! root it falls one level in a turn. Each rank thus has the same to do in every turn but the first and the
-//! last ones, and its messages to one peer leave in the order of the turns.
+//! root it falls one level in a turn. So each rank has equal work in every turn except the first and the last
+//! ones, and its messages to one peer leave in the order of the turns.
 //!
 //! *How far ahead.* Messages to different peers share a link as TCP divides it, which is not evenly. The
 //! leaves of a tree have all contributions at once: one flow would be far ahead of another, the sums of every
 //! turn would wait for the flow that is behind, and the way back would be idle first and too narrow in the
-//! end. So a contribution waits for the sum of an earlier segment of its part: of the segment that the turns
-//! would have returned by then, and [`SLACK`] turns more.
+//! end. So a contribution waits for the sum of an earlier segment of its part. This segment is [`SLACK`]
+//! turns earlier than the segment whose sum would just have returned in the order of the turns.
 
 //! *Helpers* are ranks that only reduce: they bring no contribution and keep no sum. A tree may have any of
-//! them. With `n` workers and a helper in it, its degrees add up to `2 n`: two more than without. So a helper
-//! of `d` neighbours takes `d - 2` off the workers for `d` that it carries, and the more neighbours the
-//! better: it is the root of a tree in which every worker is a leaf. Such a part passes each worker's link
-//! once in each direction. The rest of the buffer goes on trees of the workers alone. With `h` for the sum of
-//! what the helpers' links carry in the time of 1, `t` is the least for which
+//! them. With `n` workers and a helper in a tree, the degrees add up to `2 n`, which is two more than without
+//! the helper. So a helper with `d` neighbours carries `d` and takes `d - 2` off the workers. Many neighbours
+//! are best, so the helper is the root of a tree in which every worker is a leaf. Such a part passes each
+//! worker's link once in each direction. The rest of the buffer goes on trees of the workers alone. Let `h`
+//! be the sum of the helpers' rates. Then `t` is the least time for which
 //!
 //! ```text
 //!   sum over workers of (t b_i - 1)  =  (n - 2) (1 - t h / n),        t >= 1 / min(b of workers)
@@ -68,8 +69,8 @@
 //!                                          w1 w2 w3 w4 (of both)
 //! ```
 //!
-//! Every worker has a message for every helper in each turn. They leave in an order in which no two of a slot
-//! are for the same helper.
+//! Every worker has a message for every helper in each turn. The workers' messages leave in an order in which
+//! no two messages of a slot are for one helper.
 
 use std::collections::BTreeSet;
 
@@ -79,34 +80,35 @@ use serde::{Deserialize, Serialize};
 use super::parts::Parts;
 use super::plan::{Move, Plan, ReceiveAction};
 
-/// Rates that differ by less count as equal: a probe on busy hosts is not more exact, and even parts take
-/// fewer messages.
+/// Rates that differ by less than this factor count as equal, because a probe on busy hosts is not more
+/// exact, and even parts take fewer messages.
 const ALIKE: f64 = 1.25;
 
-/// Shorter parts are not worth a tree. Their ends move by less, and what a rank carries by less than twice
-/// that.
+/// The least length of a part that is worth a tree. Without shorter parts, ends of parts move by less than
+/// this length, and the bytes that a rank carries change by less than twice this length.
 const LEAST: f64 = 0.01;
 
-/// Turns by which a contribution may be early: ranks that share cores do not keep step.
+/// The number of turns by which a contribution may be early, because ranks that share cores are not
+/// synchronous.
 const SLACK: usize = 4;
 
 /// The rates of a link in its two directions, in any unit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
 #[repr(C)]
 pub struct LinkRates {
-    /// The time at which its rank sends.
+    /// The rate at which the link's rank sends.
     pub sends: f64,
-    /// The time at which its rank receives.
+    /// The rate at which the link's rank receives.
     pub receives: f64,
 }
 
 impl LinkRates {
-    /// The same in both directions.
+    /// Returns equal rates in both directions.
     pub fn both(rate: f64) -> Self {
         LinkRates { sends: rate, receives: rate }
     }
 
-    /// The slower one.
+    /// Returns the slower rate.
     pub fn slower(self) -> f64 {
         self.sends.min(self.receives)
     }
@@ -121,7 +123,7 @@ impl LinkRates {
 pub struct Links {
     /// Of each rank, relative to the slowest of all.
     rates: Vec<LinkRates>,
-    /// The number of ranks, the last ones, that only reduce.
+    /// The number of helpers, which are the last ranks.
     helpers: usize,
     trees: Vec<Tree>,
 }
@@ -131,13 +133,13 @@ pub struct Links {
 pub struct Shape {
     /// The number of trees.
     pub trees: usize,
-    /// The longest part of the buffer, of 1.
+    /// The longest part, as a fraction of the buffer.
     pub longest_share: f64,
     /// The levels below a root.
     pub levels: usize,
-    /// A rank's in one tree.
+    /// The most neighbours of a rank in one tree.
     pub most_neighbours: usize,
-    /// The messages that a rank sends, and receives, in a turn.
+    /// The most messages that a rank sends or receives in a turn.
     pub most_messages: usize,
     /// The messages that all ranks send in a turn,
     pub all_messages: usize,
@@ -145,12 +147,12 @@ pub struct Shape {
     pub all_sent: f64,
 }
 
-/// The trees of one part of the buffer, all workers in both.
+/// The two trees of one part of the buffer. All workers are in both.
 #[derive(Debug, Clone, PartialEq)]
 struct Tree {
     /// Of 1.
     share: f64,
-    /// The helper that is its root.
+    /// The helper that is the root, if one is.
     helper: Option<usize>,
     /// On which contributions go to the root,
     up: Edges,
@@ -161,18 +163,18 @@ struct Tree {
 /// The neighbours of each rank in a tree.
 #[derive(Debug, Clone, PartialEq)]
 struct Edges {
-    /// Of each rank; the root has none, nor has a helper of another tree.
+    /// The parent of each rank. The root has none, and neither has a helper of another tree.
     parents: Vec<Option<usize>>,
     children: Vec<Vec<usize>>,
-    /// Levels below each rank.
+    /// The number of levels below each rank.
     heights: Vec<usize>,
-    /// Levels above each rank.
+    /// The number of levels above each rank.
     depths: Vec<usize>,
 }
 
 impl Links {
-    /// Of the ranks' rates; `None` if they are so much alike that even parts suit them, or if there are fewer
-    /// than three ranks.
+    /// Returns the links for the ranks' rates. Returns `None` if the rates are so similar that even parts
+    /// suit them, or if there are fewer than three ranks.
     pub fn of(rates: &[LinkRates]) -> Option<Self> {
         let are_alike = |of: fn(&LinkRates) -> f64| {
             let slowest = rates.iter().map(of).fold(f64::INFINITY, f64::min);
@@ -186,8 +188,8 @@ impl Links {
         Some(Links::carrying(rates, &beyond))
     }
 
-    /// Of the ranks' rates, where the last `helpers` of them only reduce; `None` if they have nothing to do:
-    /// there are none, or fewer than three workers. The slower direction of each link counts.
+    /// Returns the links for the ranks' rates, if the last `helpers` ranks only reduce. Returns `None` if
+    /// there are no helpers, or fewer than three workers. The slower direction of each link counts.
     pub fn with_helpers(rates: &[LinkRates], helpers: usize) -> Option<Self> {
         if helpers == 0 || rates.len() < helpers + 3 || !are_sound(rates) {
             return None;
@@ -215,17 +217,18 @@ impl Links {
         Links { rates, helpers, trees }
     }
 
-    /// Of ranks that send and receive as much more than the buffer, in buffers: `n - 2` together.
+    /// Returns the links of ranks that send and receive `beyond` more than the buffer, in units of the
+    /// buffer. The sum is `n - 2`.
     pub(crate) fn carrying(rates: Vec<LinkRates>, beyond: &[LinkRates]) -> Self {
         Links { rates, helpers: 0, trees: trees(beyond) }
     }
 
-    /// Those of the workers alone; `None` if even parts suit them.
+    /// Returns the links of the workers only, or `None` if even parts suit them.
     pub fn without_helpers(&self) -> Option<Self> {
         Links::of(&self.rates[..self.len() - self.helpers])
     }
 
-    /// Returns the number of ranks, the last ones, that only reduce.
+    /// Returns the number of helpers, which are the last ranks.
     pub fn helpers(&self) -> usize {
         self.helpers
     }
@@ -267,7 +270,7 @@ impl Links {
         }
     }
 
-    /// The least time of an allreduce, where 1 is what the slowest link takes for the whole buffer.
+    /// Returns the least time of an allreduce. The unit is the time of the slowest link for the whole buffer.
     pub fn least_time(&self) -> f64 {
         if self.helpers == 0 {
             return least_time(&self.rates);
@@ -283,17 +286,17 @@ fn are_sound(rates: &[LinkRates]) -> bool {
     rates.iter().flat_map(|rates| rates.each()).all(|rate| rate.is_finite() && rate > 0.0)
 }
 
-/// The part of the buffer that helpers reduce in this time, of 1.
+/// Returns the fraction of the buffer that helpers reduce in this time.
 fn helped_share(time: f64, workers: &[f64], helpers: &[f64]) -> f64 {
-    /// The remainder is not worth a tree.
+    /// From this fraction on, the remainder is not worth a tree.
     const WHOLE: f64 = 1.0 - LEAST;
     let share = time * helpers.iter().sum::<f64>() / workers.len() as f64;
     if share > WHOLE { 1.0 } else { share }
 }
 
-/// The time in which all links that carry more than the buffer do so until the end.
+/// Returns the time for which all links that carry more than the buffer are busy until the end.
 fn balanced_time(workers: &[f64], helpers: &[f64]) -> f64 {
-    /// The time is halved as often: more digits than it has.
+    /// The number of halvings of the interval, which gives more digits than a number has.
     const HALVINGS: usize = 64;
     let whole = workers.len() as f64 - 2.0;
     let is_enough = |time: f64| {
@@ -314,7 +317,8 @@ fn balanced_time(workers: &[f64], helpers: &[f64]) -> f64 {
     long
 }
 
-/// The least time of an allreduce for links of these rates, of a buffer as long as 1 at the rate 1.
+/// Returns the least time of an allreduce for links of these rates. The unit is the time of the buffer at
+/// rate 1.
 fn least_time(rates: &[LinkRates]) -> f64 {
     let whole = 2.0 * (rates.len() as f64 - 1.0);
     let of = |one: fn(&LinkRates) -> f64| {
@@ -324,7 +328,8 @@ fn least_time(rates: &[LinkRates]) -> f64 {
     of(|rates| rates.sends).max(of(|rates| rates.receives))
 }
 
-/// The rates, relative to the slowest, where those that a probe may have found for equal links are equal.
+/// Returns the rates, relative to the slowest. Rates that a probe may have found for equal links are made
+/// equal.
 fn classes(rates: &[LinkRates]) -> Vec<LinkRates> {
     /// The largest ratio of the fastest link of a class to the slowest.
     const NOISE: f64 = ALIKE;
@@ -344,7 +349,8 @@ fn classes(rates: &[LinkRates]) -> Vec<LinkRates> {
     pairs.iter().map(|[sends, receives]| LinkRates { sends: sends / slowest, receives: receives / slowest }).collect()
 }
 
-/// Returns the excess of each rank's sends and receives over the buffer, in buffers: `n - 2` together.
+/// Returns the excess of each rank's sends and receives over the buffer, in units of the buffer. The sum is
+/// `n - 2`.
 fn beyond(rates: &[LinkRates]) -> Vec<LinkRates> {
     let [sends, receives] = [|rates: &LinkRates| rates.sends, |rates: &LinkRates| rates.receives]
         .map(|of| beyond_one_way(&rates.iter().map(of).collect::<Vec<_>>()));
@@ -356,7 +362,7 @@ fn beyond_one_way(rates: &[f64]) -> Vec<f64> {
     loop {
         let of_busy = || rates.iter().zip(&busy).filter(|(_, is_busy)| **is_busy).map(|(rate, _)| *rate);
         let time = (rates.len() as f64 - 2.0 + of_busy().count() as f64) / of_busy().sum::<f64>();
-        // A link that carries the buffer alone takes longer than the busy ones.
+        // A link that carries only the buffer may take longer than the busy links.
         let is_busy = |rate: &f64| time * rate > 1.0;
         if of_busy().all(|rate| is_busy(&rate)) {
             let of = |(rate, is_busy): (&f64, &bool)| if *is_busy { time * rate - 1.0 } else { 0.0 };
@@ -366,7 +372,7 @@ fn beyond_one_way(rates: &[f64]) -> Vec<f64> {
     }
 }
 
-/// Trees in which each rank has as many neighbours beyond the first as `beyond` says, on average.
+/// Returns trees in which each rank has, on average, `beyond` neighbours in addition to the first.
 fn trees(beyond: &[LinkRates]) -> Vec<Tree> {
     let lines = [Line::of(beyond.iter().map(|of| of.sends)), Line::of(beyond.iter().map(|of| of.receives))];
     let mut cuts: Vec<f64> = lines.iter().flat_map(|line| line.ends.iter().map(|end| end.fract())).collect();
@@ -397,7 +403,7 @@ impl Line {
             Some(*end)
         };
         let mut ends: Vec<f64> = pieces.scan(0.0, sum).collect();
-        // Whatever rounding has left.
+        // Remove the remainders of rounding.
         ends.iter_mut().rev().take_while(|end| whole - **end < LEAST).for_each(|end| *end = whole);
         Line { ends }
     }
@@ -414,8 +420,8 @@ impl Line {
 }
 
 impl Tree {
-    /// The flattest ones in which rank `r` sends `1 + sends[r]` messages and receives `1 + receives[r]`; of
-    /// equal ranks those from `first` on are nearer to the root.
+    /// Returns the flattest trees in which rank `r` sends `1 + sends[r]` messages and receives `1 +
+    /// receives[r]`. Of equal ranks those from `first` on are nearer to the root.
     fn of((sends, receives): (&[usize], &[usize]), first: usize, share: f64) -> Self {
         let size = sends.len();
         let mut ranks: Vec<usize> = (0..size).map(|at| (at + first) % size).collect();
@@ -429,7 +435,7 @@ impl Tree {
         Tree { share, helper: None, up: of(receives), down: of(sends) }
     }
 
-    /// A helper of so many, which has all workers as its children.
+    /// Returns the tree of one of `helpers` helpers, with all workers as its children.
     fn star(workers: usize, (helper, helpers): (usize, usize), share: f64) -> Self {
         let mut edges = Edges::none(workers + helpers);
         edges.parents[..workers].fill(Some(helper));
@@ -439,14 +445,14 @@ impl Tree {
         Tree { share, helper: Some(helper), up: edges.clone(), down: edges }
     }
 
-    /// The same for a shorter part, beside helpers of other trees.
+    /// Returns this tree for a part of length `share`, beside helpers of other trees.
     fn among(mut self, share: f64, helpers: usize) -> Self {
         self.share *= share;
         [&mut self.up, &mut self.down].into_iter().for_each(|edges| edges.make_room(helpers));
         self
     }
 
-    /// Of both.
+    /// Returns the levels of both trees together.
     fn levels(&self) -> usize {
         self.up.height() + self.down.height()
     }
@@ -471,8 +477,8 @@ impl Edges {
         }
     }
 
-    /// The flattest tree in which rank `r` has `more[r]` children, and the first of `ranks`, the root, one
-    /// more. The others come in falling order.
+    /// Returns the flattest tree in which rank `r` has `more[r]` children, and the root, the first of
+    /// `ranks`, has one more. The other ranks are in descending order of their children.
     fn of(more: &[usize], ranks: &[usize]) -> Self {
         let mut edges = Edges::none(ranks.len());
         let mut next = 1;
@@ -506,7 +512,7 @@ impl Edges {
     }
 }
 
-/// The plan of `rank`, in as many turns.
+/// Returns the plan of `rank`, in `turns` turns.
 pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) -> Plan {
     let trees = &links.trees;
     let (mut starts, mut share, mut start) = (Vec::with_capacity(trees.len() * turns + 1), 0.0, 0);
@@ -519,7 +525,7 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
     }
     starts.push(len);
     let slots = (links.len() - links.helpers).max(links.helpers).max(1);
-    // With the turn in which each leaves its sender, and its slot there.
+    // Each move comes with the turn in which the message leaves its sender, and its slot there.
     let mut moves: Vec<((usize, usize), Move)> = Vec::new();
     for (at, tree) in trees.iter().enumerate() {
         let (to_root, from_root, height) = (&tree.up, &tree.down, tree.up.height());
@@ -548,7 +554,7 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
         begin_with_copies(moves.iter_mut().map(|(_, step)| step));
     }
     let mut plan = Plan::new(Parts::of(starts));
-    // Of each segment whose sum comes from another rank, the place of its receive.
+    // For each segment with a sum from another rank, the index of the receive.
     let mut sums = vec![None; plan.parts.count()];
     for (_, step) in moves {
         let (at, place) = (step.parts().start, plan.moves.len());
@@ -573,7 +579,7 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
     plan
 }
 
-/// The first contribution to a part takes the place of what a helper has there, which is none.
+/// Makes the first contribution to a part replace the helper's content, because a helper has no contribution.
 fn begin_with_copies<'a>(moves: impl Iterator<Item = &'a mut Move>) {
     let mut begun = BTreeSet::new();
     for step in moves {
@@ -602,7 +608,7 @@ mod tests {
         assert!(found.len() == expected.len() && is_close, "{found:?} instead of {expected:?}");
     }
 
-    /// Returns the bytes that each rank sends, which are those that it receives.
+    /// Returns the bytes that each rank sends, which equal the bytes that it receives.
     fn sent(links: &Links) -> Vec<f64> {
         let carried = links.carried();
         assert!(carried.iter().all(|carried| (carried.sends - carried.receives).abs() < 1e-9), "{carried:?}");
@@ -624,7 +630,7 @@ mod tests {
     fn half_of_the_links_slow_all_are_busy_until_the_end() {
         let rates = [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5];
         let links = Links::of(&even(&rates)).unwrap();
-        // 14/6 of S/B; the slowest link takes 2 for S.
+        // It takes 14/6 of S/B. The slowest link takes 2 for S.
         assert!((2.0 * links.least_time() - 14.0 / 6.0).abs() < 1e-12);
         close(&sent(&links), &rates.map(|rate| 14.0 / 6.0 * rate));
         assert_eq!(links.shape().most_neighbours, 3, "{links:?}");

@@ -1,4 +1,5 @@
-//! Calls of a worker as its thread gets them, what the thread answers, and what both share.
+//! The calls of a worker as its thread gets them, the thread's answers, and the state that callers and thread
+//! share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::mpsc::Sender;
@@ -14,7 +15,7 @@ use crate::scheduler::lost_node;
 use crate::shard::Layout;
 use crate::status::NodeStatus;
 
-/// Where a gradient's bytes stand while they leave.
+/// The bytes of a gradient while they are sent.
 pub enum Bytes {
     /// In the caller's tensor, locked against writers.
     Held(TensorRef),
@@ -22,7 +23,7 @@ pub enum Bytes {
     Owned(Buffer),
     /// In memory that is shared and not written.
     Shared(Arc<Buffer>),
-    /// In this output.
+    /// In the output with this index.
     InPlace(usize),
     /// In memory of our own, compressed.
     Coded(KeyCodes),
@@ -31,7 +32,7 @@ pub enum Bytes {
 }
 
 impl Bytes {
-    /// Those of a gradient that is not compressed; `outs` came with it.
+    /// Returns the bytes of a gradient that is not compressed. `outs` are the outputs of the push.
     pub(crate) fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
         match self {
             Bytes::Held(tensor) => tensor.bytes(),
@@ -43,27 +44,27 @@ impl Bytes {
     }
 }
 
-/// What is done with each segment of a key.
+/// The work for each segment of a key.
 #[allow(missing_docs, reason = "each variant says what its fields are")]
 pub enum Task {
     /// The key's first value, if this is rank 0.
     Init { dtype: DType, shape: Vec<u64>, value: Bytes },
-    /// This worker's gradient of `round`, to be applied by the optimizer of that version; the new value is
-    /// written to `outs`, and then `applied` is at least `round`.
+    /// This worker's gradient of `round`, which the optimizer of version `optimizer` applies. The new value
+    /// is written to `outs`, and then `applied` is at least `round`.
     Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64, applied: Arc<AtomicU64> },
-    /// As `Push` of some rows, named by `units`.
+    /// Like `Push`, of some rows, which `units` names.
     PushRows { units: Vec<usize>, rows: Arc<Buffer>, round: u64, optimizer: u64 },
-    /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each message.
+    /// The value after `rounds` of this worker's pushes, or some rows of it. Each message has an answer.
     Pull { rounds: u64, want: PullTarget, units: Vec<usize>, answers: Sender<Result<ServerAnswer>> },
-    /// The optimizer's states of the segments; an answer for each.
+    /// The optimizer's states of the segments. Each has an answer.
     SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<ServerAnswer>> },
 }
 
-/// What a server answered to one message.
+/// A server's answer to one message.
 pub struct ServerAnswer {
-    /// The first segment that it was about: its index in the layout.
+    /// The index in the layout of the first segment that the message was about.
     pub segment: usize,
-    /// Its bytes.
+    /// The bytes of the answer.
     pub payload: Vec<u8>,
     /// The optimizer's state, if it was asked for.
     pub state: Option<State>,
@@ -74,24 +75,24 @@ pub struct ServerAnswer {
 pub enum Command {
     /// Do `task` with every segment of a key.
     Run { key: Key, layout: Arc<Layout>, priority: i32, task: Task },
-    /// Later pushes are applied by `optimizer`, known by its version.
+    /// Later pushes are applied by `optimizer`, which has this version.
     SetOptimizer { version: u64, optimizer: Optimizer },
-    /// Take part in rounds and barriers, of a worker that has come later; answered with what the others have
-    /// called.
+    /// Take part in rounds and barriers. For a worker that has come later. The answer has the calls of the
+    /// others.
     Enter { done: Sender<Result<CallsMade>> },
-    /// Meet the other workers; `done` is answered when all have come.
+    /// Take part in a barrier. `done` is answered when all workers have come.
     Barrier { done: Sender<Result<()>> },
-    /// Why this worker would end, if it ended now.
+    /// The reason that this worker would give if it ended now.
     Failing(Option<String>),
-    /// End with a fault from elsewhere, which every node is told.
+    /// End with a fault from outside, and report it to every node.
     Fail(Error),
-    /// Ask every node what it does.
+    /// Ask every node for its state.
     Describe { answers: Sender<NodeStatus> },
-    /// Say goodbye, or not, and end.
+    /// End. Say goodbye first, unless the program panicked.
     Close { panicked: bool },
 }
 
-/// What the thread and its callers share.
+/// The state that the thread and its callers share.
 #[derive(Default)]
 pub struct WorkerState {
     /// The changes since this worker came.
@@ -102,11 +103,11 @@ pub struct WorkerState {
     pub(crate) num_workers: AtomicUsize,
     /// The first fatal fault.
     pub fault: Mutex<Option<Error>>,
-    /// Who is told of it.
+    /// The function that is called with the first fault.
     pub(crate) on_fault: OnceLock<OnFault>,
-    /// True if the scheduler knows why this worker would end.
+    /// True if the scheduler has a reason for which this worker would end.
     pub(crate) failing: AtomicBool,
-    /// Whether this worker leaves, or has left, the job.
+    /// True if this worker leaves, or has left, the job.
     pub(crate) leaving: AtomicBool,
     /// Payload bytes sent.
     pub sent: AtomicU64,
@@ -116,32 +117,32 @@ pub struct WorkerState {
     pub control: AtomicU64,
 }
 
-/// Workers of an elastic job were lost or have come.
+/// A change of the workers of an elastic job: workers were lost or have come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkersChanged {
-    /// The number of changes, with this one.
+    /// The number of changes, including this one.
     pub generation: u64,
-    /// This worker's number from then on: those that are there are counted in the order of their ranks.
+    /// This worker's number from then on. Present workers are numbered in the order of their ranks.
     pub rank: usize,
     /// The number of workers.
     pub num_workers: usize,
-    /// The numbers that the lost ones had; nobody if others have come.
+    /// The numbers that the lost workers had. Empty if workers have come.
     pub lost: Vec<usize>,
 }
 
-/// Sends an answer to a caller, which may no longer wait for it.
+/// Sends an answer to a caller. The caller may no longer wait for it.
 pub(crate) fn answer<T>(to: &Sender<Result<T>>, with: Result<T>) {
     if to.send(with).is_err() {
         tracing::debug!("nobody waits for an answer any more");
     }
 }
 
-/// The error that the other nodes get when this worker panics.
+/// Returns the error that the other nodes get when this worker panics.
 pub(crate) fn panicked(job: &Job) -> Error {
     lost_node(job.worker_name(job.rank), Some(job.rank), "it panicked".to_owned())
 }
 
-/// The error of a call after the store was closed.
+/// Returns the error of a call after the store was closed.
 pub(crate) fn has_left() -> Error {
     Error::argument("the store has been closed", "create another one")
 }

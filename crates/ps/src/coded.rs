@@ -1,5 +1,5 @@
-//! A compressed gradient on its way to the servers: each segment by itself, since each may go to another
-//! server.
+//! A compressed gradient on its way to the servers. Each segment is compressed separately, since segments may
+//! go to different servers.
 
 use ringpull_kernels::compress::{Compression, Feedback};
 
@@ -12,7 +12,7 @@ pub struct KeyCodes {
 }
 
 impl KeyCodes {
-    /// Encodes `gradient`, whose elements `layout` cuts up, and what `feedback` kept.
+    /// Encodes `gradient` together with the residual in `feedback`, for each segment of `layout`.
     pub fn new(compression: Compression, gradient: &[f32], feedback: &mut Feedback, layout: &Layout) -> Self {
         let element = size_of::<f32>();
         let ranges = (0..layout.segments.len()).map(|segment| layout.bytes_of(segment));

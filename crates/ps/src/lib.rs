@@ -11,12 +11,12 @@
 //!        \____ scheduler _________/            *_loop: the same with sockets around them
 //! ```
 //!
-//! - A round of a segment is complete when every worker's push of that round has arrived; it is merged by
-//!   rank, so that the bits are the same in every run, and a worker that pushes twice contributes to two
-//!   rounds.
-//! - `push_pull` asks for the new value along with the push: segment `i` comes back while segment `i + 1`
+//! - A round of a segment is complete when every worker's push of the round has arrived. Pushes are merged in
+//!   the order of the ranks, so that the bits are the same in every run. A worker that pushes twice
+//!   contributes to two rounds.
+//! - `push_pull` asks for the new value together with the push: segment `i` comes back while segment `i + 1`
 //!   goes out.
-//! - Whatever arrives from a peer that is not of the job, or that cannot be decoded, is logged and dropped.
+//! - A message that comes from a peer outside the job, or that cannot be decoded, is logged and dropped.
 //! - A lost node, a stall or a disagreement is reported to the scheduler, which reports it to every node and
 //!   ends the job.
 

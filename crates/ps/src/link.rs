@@ -1,4 +1,4 @@
-//! A node's link to the scheduler: registration, heartbeats, and the news that end the job.
+//! A node's link to the scheduler: registration, heartbeats, and the messages that end the job.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -13,10 +13,11 @@ use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
 use crate::socket::{self, Bell, Connection};
 
-/// The time after which the end of a broken connection is believed: what the peer said last is read before.
+/// The time after which a broken connection counts as the peer's end. The peer's last messages are read
+/// before.
 pub(crate) const GRACE: Duration = Duration::from_millis(400);
 
-/// The time that last words may take.
+/// The time limit for the last messages.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The link, once the node has registered.
@@ -37,7 +38,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Registers with the scheduler and waits until every node of the job has.
+    /// Registers with the scheduler, and waits until every node of the job has registered.
     pub(crate) fn register(
         bell: &Bell,
         config: &Config,
@@ -71,7 +72,7 @@ impl Link {
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
         link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
-        // After the limit the scheduler reports which nodes are missing; this waits a little longer for that.
+        // After the limit the scheduler reports the missing nodes. This waits a little longer for the report.
         let limit = startup_limit(config.timeout) + FAREWELL;
         let (mut answered, mut warning) = (false, config.warn);
         loop {
@@ -102,7 +103,7 @@ impl Link {
                 return Err(link.lost(&cause));
             }
             link.refusal()?;
-            // Of nodes that it misses the scheduler says so itself.
+            // The scheduler itself warns of missing nodes.
             if !answered && now.elapsed() >= warning {
                 warning *= 2;
                 notice(&format!(
@@ -123,7 +124,7 @@ impl Link {
         }
     }
 
-    /// Sends `message`; one that is longer than the scheduler takes, in short.
+    /// Sends `message`. Shortens it if it is longer than the scheduler accepts.
     pub(crate) fn send(&mut self, message: &ToScheduler) -> Result<()> {
         let mut header = encode(message);
         if header.len() > self.longest {
@@ -146,7 +147,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next message that is there.
+    /// Returns the next message that has arrived.
     pub(crate) fn receive(&mut self) -> Option<FromScheduler> {
         while let Some(frame) = self.connection.receive() {
             self.heard = Instant::now();
@@ -168,13 +169,13 @@ impl Link {
         Ok(())
     }
 
-    /// How often to call `beat` and `loss`.
+    /// The interval at which to call `beat` and `loss`.
     pub(crate) fn interval(&self) -> Duration {
         self.interval.min(Duration::from_millis(200))
     }
 
-    /// Why the scheduler must be taken for lost, if it must. Call it after the messages there are have been
-    /// read.
+    /// Returns the reason that the scheduler counts as lost, if it does. To be called after all messages that
+    /// have arrived were read.
     pub(crate) fn loss(&mut self) -> Option<String> {
         self.look();
         if self.broken.is_some_and(|since| since.elapsed() > GRACE) {
@@ -184,8 +185,8 @@ impl Link {
         (silent > self.limit).then(|| format!("no heartbeat for {:.1} s", silent.as_secs_f64()))
     }
 
-    /// Returns an error if the scheduler does not take this node for one of its job, or the thread of the
-    /// connection has failed.
+    /// Returns an error if the scheduler refuses this node as one of its job, or the thread of the connection
+    /// has failed.
     pub(crate) fn refusal(&mut self) -> Result<()> {
         self.look();
         self.refused.take().map_or(Ok(()), Err)
@@ -200,7 +201,7 @@ impl Link {
         }
     }
 
-    /// The scheduler's loss as an error.
+    /// Returns the scheduler's loss as an error.
     pub(crate) fn lost(&self, cause: &str) -> Error {
         lost_node(format!("the scheduler ({})", self.root), None, cause.to_owned())
     }
@@ -220,19 +221,19 @@ impl Link {
         Ok(())
     }
 
-    /// Ends the link, giving what was said last a moment to leave.
+    /// Ends the link. Gives the last messages a moment to leave.
     pub(crate) fn close(self) {
         self.connection.close(FAREWELL);
     }
 }
 
-/// What this process says of itself.
+/// Returns the information that this process sends about itself.
 pub(crate) fn describe(role: Role, dmlc: &Dmlc, port: u16) -> Result<NodeInfo> {
     let host = host_name();
     Ok(NodeInfo { role, address: node_address(dmlc)?.to_string(), port, pid: std::process::id(), host })
 }
 
-/// The address of this host on the route to the scheduler, unless `DMLC_NODE_HOST` names it.
+/// Returns the address that `DMLC_NODE_HOST` names, or this host's address on the route to the scheduler.
 pub(crate) fn node_address(dmlc: &Dmlc) -> Result<IpAddr> {
     if let Some(address) = dmlc.node_host {
         return Ok(address);
@@ -252,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    /// A link to a scheduler that never answers, and who listens in its place.
+    /// Returns a link to a scheduler that never answers, and the listener in its place.
     fn link() -> (Link, TcpListener) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let root = listener.local_addr().unwrap();
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Nothing of its last message is confirmed.
+    /// The last message is not confirmed.
     #[test]
     fn a_job_that_has_failed_does_not_wait_for_those_that_it_has_lost() {
         let (mut link, _listener) = link();

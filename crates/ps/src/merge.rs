@@ -1,8 +1,8 @@
 //! The sum of one round of pushes to one segment. It is added in the order of the ranks, in whatever order
 //! pushes arrive.
 //!
-//! The contributions of ranks `0..next` are in the sum. Those of later ranks wait for their turn. So the same
-//! additions happen in the same order in every run, and the sum's bits are the same.
+//! The contributions of ranks `0..next` are in the sum, and those of later ranks wait for their turn. So
+//! every run does the same additions in the same order, and the sum has the same bits.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use ringpull_kernels::reduce;
 pub(crate) enum Gradient {
     /// Every element.
     Dense(Vec<u8>),
-    /// Some units (rows) of the segment, in ascending order, each at most once. All others are zero.
+    /// Some units (rows) of the segment, in ascending order, each at most once. All other units are zero.
     Rows(Vec<i64>, Vec<u8>),
     /// Every element, compressed. The code has been checked before.
     Coded(Compression, Vec<u8>),
@@ -36,7 +36,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// The number of units that the segment has.
+    /// The number of units of the segment.
     pub(crate) fn units(self) -> usize {
         self.len_bytes / self.unit_bytes
     }
@@ -66,12 +66,12 @@ impl Round {
         rank < self.next || self.held.contains_key(&rank)
     }
 
-    /// Keeps `rank`'s contribution by itself, so that [`remove`](Self::remove) can take it out again.
+    /// Keeps `rank`'s contribution separately, so that [`remove`](Self::remove) can take it out again.
     pub(crate) fn hold(&mut self, rank: usize, gradient: Gradient) {
         self.held.insert(rank, gradient);
     }
 
-    /// Takes out a contribution that was held.
+    /// Takes out a held contribution.
     pub(crate) fn remove(&mut self, rank: usize) {
         self.held.remove(&rank);
     }
@@ -81,7 +81,7 @@ impl Round {
         self.next == 0 && self.held.is_empty()
     }
 
-    /// Returns the sum of the contributions that are held, in the order of their ranks.
+    /// Returns the sum of the held contributions, in the order of their ranks.
     pub(crate) fn held_sum(self, geometry: Geometry) -> Option<Sum> {
         let mut round = Round::default();
         for (index, gradient) in self.held.into_values().enumerate() {
@@ -90,7 +90,7 @@ impl Round {
         round.into_sum()
     }
 
-    /// Adds `rank`'s contribution. It must be its first one in this round.
+    /// Adds `rank`'s contribution, which must be the rank's first in this round.
     pub(crate) fn add(&mut self, rank: usize, gradient: Gradient, geometry: Geometry) {
         if rank != self.next {
             self.held.insert(rank, gradient);
@@ -112,7 +112,7 @@ impl Round {
         self.next == workers
     }
 
-    /// The sum; `None` if nobody has contributed.
+    /// Returns the sum, or `None` if nobody has contributed.
     pub(crate) fn into_sum(self) -> Option<Sum> {
         Some(match self.sum? {
             Partial::Dense(sum) => Sum::Dense(sum),
@@ -136,7 +136,7 @@ pub(crate) fn aligned(bytes: Vec<u8>, dtype: DType) -> Vec<u8> {
 fn first(gradient: Gradient, geometry: Geometry) -> Partial {
     match gradient {
         Gradient::Dense(bytes) => Partial::Dense(aligned(bytes, geometry.dtype)),
-        // A message with few rows names many segments, and has no row of most of them.
+        // A message with few rows names many segments, and has no rows of most of them.
         Gradient::Rows(ids, rows) if ids.is_empty() => Partial::Rows(ids, rows),
         Gradient::Rows(ids, rows) => Partial::Rows(ids, aligned(rows, geometry.dtype)),
         Gradient::Coded(Compression::Codec(codec), code) if !codec.adds_exactly() => {
@@ -186,7 +186,7 @@ fn decode_onto(mut sum: Vec<u8>, compression: Compression, code: &[u8]) -> Parti
     Partial::Dense(sum)
 }
 
-/// Decodes the sum of the codes, one of each worker.
+/// Decodes the sum of the codes. There is one code of each worker.
 fn sum_of_codes(codec: Codec, codes: &[Vec<u8>], geometry: Geometry) -> Vec<u8> {
     let len = geometry.len_bytes / size_of::<f32>();
     let mut sums = vec![0; codec.sum_bytes(len, codes.len())];
@@ -228,7 +228,7 @@ fn add_rows(sum: (&[i64], &[u8]), addend: (&[i64], &[u8]), geometry: Geometry) -
     Partial::Rows(ids, rows)
 }
 
-/// Returns the whole segment, with the rows in their places and zeros elsewhere.
+/// Returns the whole segment, with the given rows and zeros elsewhere.
 pub(crate) fn dense_of(ids: &[i64], rows: &[u8], geometry: Geometry) -> Vec<u8> {
     let mut dense = vec![0; geometry.len_bytes];
     for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {

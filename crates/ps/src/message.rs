@@ -1,8 +1,8 @@
-//! What the nodes of a job say to each other.
+//! The messages between the nodes of a job.
 //!
 //! A message is a frame: a header, which is [`MAGIC`] and a `postcard` encoded enum, and the raw bytes of a
-//! segment if there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside a
-//! header is used to allocate memory.
+//! segment if there are any. Decoding never fails otherwise: a frame that cannot be decoded gives `None`, and
+//! no length inside a header is used to allocate memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 /// The first bytes of every header: the protocol's name and version.
 pub const MAGIC: &[u8; 5] = b"RPPS\x0a";
 
-/// The longest header that is looked at.
+/// The greatest length of a header that is decoded.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
 
 /// A segment of a key, as workers and servers name it.
@@ -35,18 +35,18 @@ pub struct Place {
 pub struct Places {
     /// The key.
     pub key: Key,
-    /// The segments' indices within the key, ascending. Units are counted from the first one's first, through
-    /// one segment after the other.
+    /// The segments' indices within the key, ascending. Units are counted from the first unit of the first
+    /// segment, through all segments in order.
     pub segments: Vec<u32>,
 }
 
 /// From a worker to a server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// The key's dtype and shape as this worker gave them; rank 0's carries the segment's first value as
-    /// payload, and in an elastic job every worker's does.
+    /// The key's dtype and shape as this worker gave them. Rank 0's message has the segment's first value as
+    /// payload. In an elastic job every worker's message has it.
     Init {
-        /// Which segment.
+        /// The segment.
         place: Place,
         /// The key's element type.
         dtype: DType,
@@ -54,30 +54,30 @@ pub enum Request {
         shape: Vec<u64>,
         /// The size of this segment.
         len_bytes: u64,
-        /// The size of one unit of the segment, which row ids count.
+        /// The size of one unit of the segment. Row ids count units.
         unit_bytes: u64,
-        /// How many segments of the key this server has.
+        /// The number of segments of the key that this server has.
         here: u32,
         /// True if other servers have segments of the key.
         spans: bool,
     },
     /// A dense gradient of the segment, as payload.
     Push {
-        /// Which segment.
+        /// The segment.
         place: Place,
-        /// The how manieth push of this segment by this worker it is, from 1.
+        /// The number of this push among this worker's pushes of the segment, from 1.
         round: u64,
-        /// The version of the optimizer when it was pushed, 0 for none.
+        /// The version of the optimizer at the time of the push, or 0 if there was none.
         optimizer: u64,
-        /// How the payload is compressed, if it is.
+        /// The compression of the payload, if it is compressed.
         compression: Option<Compression>,
-        /// What to send when the round is done, and where to.
+        /// The content of the answer when the round is done, and the number of the answer.
         reply: Option<(PullTarget, u64)>,
     },
-    /// A row-sparse gradient of some segments: the payload is the code of its units' ids
-    /// ([`row_ids`](ringpull_kernels::row_ids)), and then the units.
+    /// A row-sparse gradient of some segments. The payload is the code of its units' ids
+    /// ([`row_ids`](ringpull_kernels::row_ids)), followed by the units.
     PushRows {
-        /// Which segments.
+        /// The segments.
         places: Places,
         /// As in `Push`.
         round: u64,
@@ -85,71 +85,72 @@ pub enum Request {
         optimizer: u64,
         /// The length of the code of the ids.
         ids_bytes: u64,
-        /// Where to send a word when the round of all these segments is done.
+        /// The number of the confirmation to send when the round of all these segments is done.
         word: Option<u64>,
     },
-    /// The segments' value, after this many rounds of each.
+    /// A request for the segments' value, after this number of rounds of each.
     Pull {
-        /// Which segments.
+        /// The segments.
         places: Places,
         /// The rounds that must have been applied.
         rounds: u64,
-        /// What to send.
+        /// The content of the answer.
         want: PullTarget,
-        /// Where to send the value.
+        /// The number of the answer.
         reply: u64,
     },
-    /// Pushes that name this version are applied by this optimizer, as it is for their key.
+    /// Pushes that name this version are applied by this optimizer, with the factors of their key.
     SetOptimizer {
-        /// Counted from 1 by every worker alike.
+        /// The version. Every worker counts versions from 1 in the same way.
         version: u64,
-        /// The oldest version that a push still to come may name.
+        /// The oldest version that a later push may name.
         oldest: u64,
         /// The optimizer.
         optimizer: Optimizer,
     },
-    /// Who keeps the segments from having had this many rounds?
+    /// A question for the workers that have not pushed yet, so that the segments have not had this number of
+    /// rounds.
     WhoIsMissing {
-        /// Which segments.
+        /// The segments.
         places: Places,
-        /// The rounds waited for.
+        /// The number of rounds for which the worker waits.
         rounds: u64,
-        /// Where the answer is to go.
+        /// The number of the answer.
         reply: u64,
     },
     /// Replaces the optimizer's state of the segment.
     SetState {
-        /// Which segment.
+        /// The segment.
         place: Place,
-        /// The rule the state belongs to, by the version of the optimizer that has it.
+        /// The version of an optimizer with the rule to which the state belongs.
         optimizer: u64,
         /// The state.
         state: State,
-        /// Where to send the confirmation.
+        /// The number of the confirmation.
         reply: u64,
     },
-    /// Is answered once everything before it has arrived.
+    /// A request that is answered when everything before it has arrived.
     Flush {
-        /// Where the answer is to go.
+        /// The number of the answer.
         reply: u64,
     },
-    /// In an elastic job: this worker's push is with every server that has segments of the key.
+    /// In an elastic job: every server that has segments of the key has received this worker's push.
     Commit {
         /// The key.
         key: Key,
-        /// The push, from 1; 0 is the init.
+        /// The number of the push, from 1. 0 is the init.
         round: u64,
     },
 }
 
-/// What a pull asks for.
+/// The content for which a pull asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PullTarget {
-    /// All of it.
+    /// The whole value.
     Value,
-    /// The units whose ids the payload is the code of, as in [`Request::PushRows`].
+    /// Some units. The payload is the code of their ids, as in [`Request::PushRows`].
     Rows,
-    /// Only the confirmation.
+    /// Only a confirmation.
     Word,
     /// The optimizer's state of one segment.
     State,
@@ -158,49 +159,51 @@ pub enum PullTarget {
 /// From a server to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// What was asked for, as payload.
+    /// The requested content, as payload.
     Value {
-        /// The number the request gave.
+        /// The number that the request gave.
         reply: u64,
     },
-    /// The answer to `WhoIsMissing`; empty if nobody is.
+    /// The answer to `WhoIsMissing`. It has no ranks if nobody is missing.
     Missing {
-        /// The number the request gave.
+        /// The number that the request gave.
         reply: u64,
-        /// `init` or `push`: what they have not done.
+        /// The call that these ranks have not made: `init` or `push`.
         operation: String,
         /// The ranks.
         ranks: Vec<usize>,
     },
     /// The answer to `Pull` of `PullTarget::State`.
     State {
-        /// The number the request gave.
+        /// The number that the request gave.
         reply: u64,
         /// The state.
         state: State,
     },
-    /// In an elastic job: this server has all of its segments of a push, and others have some too.
+    /// In an elastic job: this server has received all of its segments of a push. Other servers have segments
+    /// too.
     Arrived {
         /// The key.
         key: Key,
-        /// The push, from 1; 0 is the init.
+        /// The number of the push, from 1. 0 is the init.
         round: u64,
     },
 }
 
-/// The pushes of a lost worker that a server knows to be whole: to be with every server.
+/// The pushes of a lost worker that a server knows to be whole, which means that every server has received
+/// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholePushes {
-    /// All of these rounds: they are done.
+    /// The number of rounds that are done. Their pushes are whole.
     pub completed: u64,
-    /// These beside them; 0 is the init.
+    /// The rounds of other whole pushes. 0 is the init.
     pub rounds: BTreeSet<u64>,
 }
 
-/// The same for each key that has segments on several servers.
+/// The whole pushes of each key that has segments on several servers.
 pub type WholeKeys = BTreeMap<Key, WholePushes>;
 
-/// Where a worker that comes later begins: what those that are there have called.
+/// The calls that the present workers have made. A worker that comes later begins there.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CallsMade {
     /// The pushes of each key.
@@ -212,19 +215,19 @@ pub struct CallsMade {
 /// The longest text in a message to the scheduler, in bytes.
 const LONGEST_TEXT: usize = 300;
 
-/// The text, cut if it is longer.
+/// Returns the text, cut if it is longer than `LONGEST_TEXT`.
 pub(crate) fn short(text: String) -> String {
     if text.len() > LONGEST_TEXT { text.chars().take(LONGEST_TEXT).chain("...".chars()).collect() } else { text }
 }
 
-/// What a node says of itself.
+/// The information that a node sends about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// Worker or server.
     pub role: Role,
-    /// The address the others reach it by.
+    /// The address at which the others reach the node.
     pub address: String,
-    /// A server's port, 0 for a worker.
+    /// A server's port, or 0 for a worker.
     pub port: u16,
     /// Its process.
     pub pid: u32,
@@ -235,11 +238,11 @@ pub struct NodeInfo {
 /// From a node to the scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToScheduler {
-    /// The node wants to take part.
+    /// The node asks to take part.
     Register {
-        /// Who it is.
+        /// The node's information about itself.
         info: NodeInfo,
-        /// The rank it would like.
+        /// The rank that the node prefers.
         preferred: Option<usize>,
         /// A worker's kind of store.
         kind: Option<Kind>,
@@ -248,55 +251,55 @@ pub enum ToScheduler {
         /// `DMLC_NUM_SERVER` as this node has it.
         num_servers: usize,
     },
-    /// The node lives, and has moved this many payload bytes since it started.
+    /// The node is alive, and has moved `moved` payload bytes since it started.
     Heartbeat {
-        /// Sent and received.
+        /// The bytes sent and received.
         moved: u64,
     },
-    /// The worker has come to this barrier, counted from 1.
+    /// The worker has come to this barrier.
     Barrier {
-        /// Which.
+        /// The barrier's number, from 1.
         number: u64,
     },
     /// The worker is connected to all servers.
     Connected,
-    /// Something happened that ends the job.
+    /// A fault that ends the job.
     Fault(Error),
-    /// The worker has waited without progress for the ranks that this [`Error::Stalled`] names.
+    /// The worker has waited without progress for the ranks that the [`Error::Stalled`] names.
     Stalled(Error),
-    /// The worker's program waits in a call for what these ranks have not called, and does nothing else.
-    /// Until it moves payload again.
+    /// The worker's program waits in a call for operations that these ranks have not called, and does nothing
+    /// else. This holds until the worker moves payload again.
     Waits {
-        /// Where it waits, if that is known, and for what: the text after `rank 1 waits`.
+        /// The place where it waits, if that is known, and the operation: the text after `rank 1 waits`.
         what: String,
-        /// The ranks; none if it no longer waits.
+        /// The ranks. Empty if the worker no longer waits.
         missing: Vec<usize>,
     },
     /// The node is done.
     Goodbye,
-    /// The error that the worker would end with, if it ended now; `None`: none any more.
+    /// The error with which the worker would end if it ended now. `None` withdraws it.
     Failing(Option<String>),
-    /// What does every node do?
+    /// A question for the state of every node.
     Describe {
         /// The question's number.
         question: u64,
     },
-    /// What this node does, as it was asked.
+    /// The state of this node, as the answer to a question.
     Described {
         /// The number that the scheduler gave.
         question: u64,
-        /// What it does.
+        /// The node's state.
         status: Box<RankStatus>,
     },
-    /// A worker that has come later wants to take part in rounds and barriers.
+    /// A worker that has come later asks to take part in rounds and barriers.
     Enter,
     /// The answer to `Count`.
     Counts(CallsMade),
-    /// A server's answer to `Lost`: it takes no more from that worker.
+    /// A server's answer to `Lost`: it accepts no more messages from this worker.
     Known {
         /// The worker's rank.
         rank: usize,
-        /// Its pushes that are whole.
+        /// The worker's whole pushes.
         whole: WholeKeys,
     },
     /// A server's answer to `Settle`.
@@ -311,40 +314,41 @@ pub enum ToScheduler {
     },
 }
 
-/// What a job is, once everybody is there.
+/// The description of a job, when all nodes have registered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// The receiver's rank in its role.
     pub rank: usize,
-    /// Tells this job's nodes from strangers.
+    /// The number by which the nodes of this job recognise each other.
     pub token: u64,
     /// The kind of store.
     pub kind: Kind,
-    /// Keys of at least this many elements are split over all servers; the scheduler's setting holds for all.
+    /// Keys of at least this number of elements are split over all servers. The scheduler's setting holds for
+    /// all nodes.
     pub bigarray_bound: usize,
     /// The workers, by rank.
     pub workers: Vec<NodeInfo>,
     /// The servers, by rank.
     pub servers: Vec<NodeInfo>,
-    /// True if it goes on without workers that it loses.
+    /// True if the job goes on without workers that it loses.
     pub is_elastic: bool,
-    /// The number of workers that had come later when the receiver did, with it; 0 if it was there at the
-    /// start. Tells it from earlier workers of its rank.
+    /// The receiver's number among the workers that have come later, from 1, or 0 if it was there at the
+    /// start. It distinguishes the receiver from earlier workers of its rank.
     pub incarnation: u32,
-    /// How many changes of the workers there were before.
+    /// The number of earlier changes of the workers.
     pub generation: u64,
-    /// The ranks of the workers that are there; the others are lost.
+    /// The ranks of the present workers. The others are lost.
     pub present: Vec<usize>,
 }
 
 impl Job {
-    /// Returns true if there are servers, and the receiver is among those of its role.
+    /// Returns true if there are servers and the receiver's rank exists in its role.
     pub(crate) fn has(&self, role: Role) -> bool {
         let own = if role == Role::Server { &self.servers } else { &self.workers };
         !self.servers.is_empty() && self.rank < own.len()
     }
 
-    /// The nodes, as text: `4 workers and 2 servers on 3 hosts`.
+    /// Returns the nodes, as text: `4 workers and 2 servers on 3 hosts`.
     pub fn description(&self) -> String {
         let hosts: BTreeSet<&str> = self.workers.iter().chain(&self.servers).map(|node| node.host.as_str()).collect();
         let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
@@ -357,20 +361,20 @@ impl Job {
         !self.kind.is_async()
     }
 
-    /// Server `rank` as errors name it.
+    /// Returns server `rank` as errors name it.
     pub(crate) fn server_name(&self, rank: usize) -> String {
         let NodeInfo { pid, host, address, port, .. } = &self.servers[rank];
         format!("server {rank} (pid {pid} on {host}, {address}:{port})")
     }
 
-    /// Worker `rank` as errors name it.
+    /// Returns worker `rank` as errors name it.
     pub fn worker_name(&self, rank: usize) -> String {
         let NodeInfo { pid, host, .. } = &self.workers[rank];
         format!("worker rank {rank} (pid {pid} on {host})")
     }
 
-    /// The routing identity at every server of worker `rank`. Its incarnation is its number among the workers
-    /// that came later, 0 if it was there at the start.
+    /// Returns the routing identity of worker `rank` at every server. Its incarnation is its number among the
+    /// workers that came later, or 0 if it was there at the start.
     pub fn identity(&self, rank: usize, incarnation: u32) -> Vec<u8> {
         let mut identity = b"W".to_vec();
         identity.extend_from_slice(&self.token.to_le_bytes());
@@ -381,7 +385,7 @@ impl Job {
         identity
     }
 
-    /// The rank and incarnation whose [`identity`](Self::identity) it is.
+    /// Returns the rank and the incarnation that have this [`identity`](Self::identity).
     pub fn rank_of(&self, identity: &[u8]) -> Option<(usize, u32)> {
         let rest = identity.strip_prefix(b"W")?.strip_prefix(&self.token.to_le_bytes())?;
         let (rank, bytes) = rest.split_first_chunk::<4>()?;
@@ -399,90 +403,91 @@ impl Job {
 /// From the scheduler to a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromScheduler {
-    /// Everybody is there.
+    /// All nodes have registered.
     Welcome(Job),
-    /// The scheduler lives; the answer to a heartbeat.
+    /// The scheduler is alive. This is the answer to a heartbeat.
     Alive,
     /// Every worker has come to this barrier.
     BarrierDone {
-        /// Which.
+        /// The barrier's number, from 1.
         number: u64,
     },
-    /// To workers: all of them that have not left are connected to all servers.
+    /// To workers: all workers that have not left are connected to all servers.
     AllConnected,
-    /// A worker has left: waiting for it is an error.
+    /// A worker has left. Waiting for it is an error.
     WorkerLeft {
-        /// Which.
+        /// The worker's rank.
         rank: usize,
-        /// The error that it had met last.
+        /// The worker's last error, if it had one.
         why: Option<String>,
     },
     /// The job has failed.
     Abort(Error),
-    /// The job has ended: the answer to `Goodbye`, and to servers after the last worker's.
+    /// The job has ended. This is the answer to `Goodbye`, and goes to servers after the last worker's
+    /// `Goodbye`.
     Farewell,
-    /// What do you do?
+    /// A question for the receiver's state.
     Describe {
-        /// Where the answer belongs.
+        /// The question's number.
         question: u64,
     },
-    /// What a node does.
+    /// The state of a node.
     Described {
-        /// The number that the worker gave.
+        /// The number of the worker's question.
         question: u64,
         /// The node's role.
         role: Role,
-        /// Its rank in that role.
+        /// The node's rank in this role.
         rank: usize,
-        /// What it does.
+        /// The node's state.
         status: Box<RankStatus>,
     },
-    /// To workers of an elastic job: others have been lost or have come.
+    /// To workers of an elastic job: workers have been lost or have come.
     Changed {
-        /// The number of changes, with this one.
+        /// The number of changes, including this one.
         generation: u64,
-        /// The workers that are there now, by rank.
+        /// The present workers, by rank.
         workers: BTreeMap<usize, NodeInfo>,
     },
-    /// To a worker of an elastic job: what has it called?
+    /// To a worker of an elastic job: a question for the calls that it has made.
     Count,
-    /// To a worker that has come later: it takes part from now on.
+    /// To a worker that has come later: it now takes part.
     Entered {
-        /// The number of changes, with this one.
+        /// The number of changes, including this one.
         generation: u64,
-        /// The workers that are there now, by rank.
+        /// The present workers, by rank.
         workers: BTreeMap<usize, NodeInfo>,
-        /// What the others have called.
+        /// The calls that the others have made.
         calls: CallsMade,
-        /// The barriers they have met in.
+        /// The number of barriers that are done.
         barriers: u64,
     },
     /// To servers: this worker is lost.
     Lost {
-        /// Its rank.
+        /// The worker's rank.
         rank: usize,
-        /// Its incarnation.
+        /// The worker's incarnation.
         incarnation: u32,
     },
-    /// To servers, when all have answered `Lost`: these of its pushes count, and no others.
+    /// To servers, when all have answered `Lost`: of the lost worker's pushes, only these count.
     Settle {
-        /// Its rank.
+        /// The worker's rank.
         rank: usize,
-        /// Those of keys that have segments on several servers.
+        /// The whole pushes of keys that have segments on several servers.
         whole: WholeKeys,
     },
-    /// To servers: this worker takes part in the rounds after these.
+    /// To servers: this worker takes part in the rounds after `after`.
     Join {
-        /// Its rank.
+        /// The worker's rank.
         rank: usize,
-        /// Its incarnation.
+        /// The worker's incarnation.
         incarnation: u32,
-        /// The rounds of each key that go on without it.
+        /// For each key, the number of rounds that are done without the worker.
         after: BTreeMap<Key, u64>,
     },
 }
 
-/// The header frame of a message.
+/// Returns the header frame of a message.
 ///
 /// # Panics
 /// Never: every message is an enum of plain fields.
@@ -490,7 +495,7 @@ pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_extend(message, MAGIC.to_vec()).expect("messages are enums of plain fields, which postcard can encode")
 }
 
-/// The message of a header frame; `None` if it is none of this protocol and version.
+/// Returns the message of a header frame, or `None` if it is not of this protocol and version.
 pub fn decode<T: DeserializeOwned>(header: &[u8]) -> Option<T> {
     let body = header.get(..header.len().min(MAX_HEADER_BYTES))?.strip_prefix(MAGIC)?;
     match postcard::take_from_bytes(body) {

@@ -1,4 +1,4 @@
-//! One call of a worker on one key, and what is left to do for it.
+//! One call of a worker on one key, and the rest of its work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use crate::call::{Bytes, ServerAnswer, Task, answer};
 use crate::message::{Place, Places, PullTarget, Request};
 use crate::shard::{Batch, Layout};
 
-/// A call on its way.
+/// A call under way.
 pub(crate) struct Operation {
     key: Key,
     layout: Arc<Layout>,
     task: Task,
     pub(crate) traits: TaskTraits,
-    /// What each message is about.
+    /// The segments and units of each message.
     batches: Vec<Batch>,
-    /// For an init: how many segments each server has.
+    /// For an init: the number of segments that each server has.
     on_servers: BTreeMap<usize, u32>,
     unsent: usize,
     unanswered: usize,
@@ -30,17 +30,18 @@ pub(crate) struct Operation {
 #[derive(Default)]
 pub(crate) struct TaskTraits {
     name: &'static str,
-    /// True if it goes before everything: a server must know a key before it is pushed or pulled.
+    /// True if the task goes before all others, because a server must know a key before it is pushed or
+    /// pulled.
     is_first: bool,
-    /// The version of the optimizer that a push names.
+    /// The version of the optimizer, for a push.
     pub(crate) optimizer: Option<u64>,
-    /// The number of a push, counted from 1 for each key.
+    /// The number of the push, counted from 1 for each key.
     pub(crate) round: Option<u64>,
-    /// The number of pushes that it waits for.
+    /// The number of pushes for which the task waits.
     rounds: u64,
-    /// True if each message is answered with what the call returns.
+    /// True if the answer to each message is part of the call's result.
     pub(crate) is_answered: bool,
-    /// True if it changes no value and no state.
+    /// True if the task changes no value and no state.
     pub(crate) is_pull: bool,
 }
 
@@ -95,23 +96,23 @@ impl Operation {
         &self.key
     }
 
-    /// The server of each message's segments.
+    /// Returns the server of each message's segments.
     pub(crate) fn batch_servers(&self) -> Vec<usize> {
         self.batches.iter().map(|batch| self.layout.segments[batch.segments[0]].server).collect()
     }
 
-    /// Its priority, of the caller's.
+    /// Returns the priority of the call, which follows from the caller's priority.
     pub(crate) fn priority(&self, given: i32) -> i32 {
         if self.traits.is_first { i32::MAX } else { given.min(i32::MAX - 1) }
     }
 
-    /// The number that it has in an elastic job, where the worker has to know when it is whole: 0 is the
-    /// init.
+    /// Returns the number of the contribution in an elastic job, where the worker must find out when the
+    /// contribution is whole. 0 is the init.
     pub(crate) fn contribution(&self) -> Option<u64> {
         if self.traits.is_first { Some(0) } else { self.traits.round }
     }
 
-    /// The servers that have segments of the key.
+    /// Returns the servers that have segments of the key.
     pub(crate) fn servers(&self) -> BTreeSet<usize> {
         self.layout.segments.iter().map(|segment| segment.server).collect()
     }
@@ -121,10 +122,10 @@ impl Operation {
         Places { key: self.key.clone(), segments }
     }
 
-    /// The bytes that a message is about, the pushed ones or those of the answer; `None` if it is not
-    /// answered. A push whose value is not wanted is answered with words: without them a worker could be any
-    /// number of segments ahead of the others. The last message to each server needs none, since each call
-    /// may have one beyond the window.
+    /// Returns the bytes of a message, sent or answered, or `None` if it is not answered. If the value of a
+    /// push is not requested, its messages are answered with confirmations. Without these a worker could be
+    /// any number of segments ahead of the others. The last message to each server needs no confirmation,
+    /// since each call may have one message beyond the window.
     pub(crate) fn answered_bytes(&self, batch: usize) -> Option<usize> {
         let Batch { segments, positions } = &self.batches[batch];
         let bytes = match &self.task {
@@ -137,20 +138,20 @@ impl Operation {
         (self.traits.is_answered || self.has_word(batch)).then_some(bytes)
     }
 
-    /// Returns true if a message of a push is answered with a word.
+    /// Returns true if a message of a push is answered with a confirmation.
     fn has_word(&self, batch: usize) -> bool {
         let server = |batch: &Batch| self.layout.segments[batch.segments[0]].server;
         let own = server(&self.batches[batch]);
-        // Servers take turns, so the next one is not far.
+        // Servers take turns, so the next message to this server is not far behind.
         self.traits.round.is_some() && self.batches[batch + 1..].iter().any(|other| server(other) == own)
     }
 
-    /// Returns true if it is a push and a pull at once.
+    /// Returns true if the operation is a push and a pull at once.
     pub(crate) fn is_push_pull(&self) -> bool {
         self.traits.is_answered && self.traits.round.is_some()
     }
 
-    /// A message; `reply` names its answer.
+    /// Returns a message. `reply` is the number of its answer.
     pub(crate) fn request(&self, batch: usize, reply: u64) -> (Request, Vec<u8>) {
         let Batch { segments, positions } = &self.batches[batch];
         let segment = segments[0];
@@ -167,7 +168,7 @@ impl Operation {
                     here: self.on_servers.get(&self.layout.segments[segment].server).copied().unwrap_or(0),
                     spans: self.on_servers.len() > 1,
                 };
-                // Of a worker whose value cannot count nothing is sent.
+                // If a worker's value cannot count, it sends no value.
                 (request, value.bytes(&[]).get(bytes).unwrap_or_default().to_vec())
             }
             Task::Push { gradient, outs, round, optimizer, .. } => {
@@ -200,12 +201,12 @@ impl Operation {
         }
     }
 
-    /// The question who keeps the segments of a message back.
+    /// Returns the question for the workers that delay the segments of a message.
     pub(crate) fn who_is_missing(&self, batch: usize, reply: u64) -> Request {
         Request::WhoIsMissing { places: self.places(batch), rounds: self.traits.rounds, reply }
     }
 
-    /// One more message has left. Whether nothing is left to do.
+    /// Records that one more message has left. Returns true if nothing is left to do.
     pub(crate) fn sent_one(&mut self) -> bool {
         self.unsent -= 1;
         if self.unsent == 0
@@ -218,7 +219,7 @@ impl Operation {
         self.is_done()
     }
 
-    /// Takes a message's answer; `false` if it does not fit.
+    /// Takes the answer to a message. Returns false if it does not fit.
     pub(crate) fn receive(&mut self, batch: usize, payload: Vec<u8>, state: Option<State>) -> bool {
         let Batch { segments, positions } = &self.batches[batch];
         let segment = segments[0];
@@ -253,7 +254,7 @@ impl Operation {
         self.unsent == 0 && self.unanswered == 0
     }
 
-    /// Ends all waits for this with `fault`.
+    /// Ends all waits for this operation with `fault`.
     pub(crate) fn fail(self, fault: &Error) {
         match self.task {
             Task::Push { outs, gradient, .. } => {
@@ -267,12 +268,12 @@ impl Operation {
         }
     }
 
-    /// In words, for errors.
+    /// Describes the operation, for errors.
     pub(crate) fn describe(&self) -> String {
         format!("{} of key {}", self.traits.name, self.key)
     }
 
-    /// The code of the ids of the units that a message names.
+    /// Returns the code of the ids of the units that a message names.
     fn ids(&self, batch: usize) -> Vec<u8> {
         let (Task::PushRows { units, .. } | Task::Pull { units, .. }) = &self.task else { return Vec::new() };
         let (ids, count) = self.layout.ids(&self.batches[batch], units);

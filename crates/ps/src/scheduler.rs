@@ -1,10 +1,9 @@
-//! The scheduler as a function from (state, message, time) to replies. No I/O: `scheduler_loop` moves the
-//! bytes.
+//! The scheduler as a function from (state, message, time) to replies. It does no I/O; `scheduler_loop` does.
 //!
-//! Until every node has registered it collects them; then it assigns ranks and sends the addresses to every
-//! node. From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after
-//! the last worker's goodbye, or with the first fault, which is sent to every node. `changes`: workers of an
-//! elastic job that are lost, and others that come.
+//! It first waits until every node has registered. Then it assigns ranks and sends the addresses to every
+//! node. From then on it runs barriers, notices silent nodes, and ends the job. The job ends in order after
+//! the last worker's goodbye, or with the first fault, which is sent to every node. `changes` handles workers
+//! of an elastic job that are lost, and workers that come.
 
 mod changes;
 
@@ -17,29 +16,29 @@ use ringpull_base::{Error, Key, Kind, after_error};
 use self::changes::WorkerChanges;
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 
-/// The time for which every worker must have waited until nothing can come any more: a message that is on its
-/// way ends such a wait.
+/// The time for which every worker must have waited before a deadlock is certain. Until then, a message that
+/// is on its way may end a wait.
 const CERTAIN: Duration = Duration::from_secs(2);
 
 /// A node's routing identity.
 pub type NodeIdentity = Vec<u8>;
 
-/// What the scheduler goes by.
+/// The scheduler's settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// `DMLC_NUM_WORKER`.
     pub num_workers: usize,
     /// `DMLC_NUM_SERVER`.
     pub num_servers: usize,
-    /// After how long the ranks are reported that others wait for.
+    /// The time after which the ranks for which others wait are reported.
     pub warn: Duration,
     /// The time for which a wait may go without progress.
     pub timeout: Duration,
     /// The time for which a node may be silent.
     pub silence: Duration,
-    /// Goes to every worker.
+    /// The bound from which keys are split, which is sent to every worker.
     pub bigarray_bound: usize,
-    /// Tells this job's nodes from strangers.
+    /// The number by which the nodes of this job recognise each other.
     pub token: u64,
     /// True if the job goes on without workers that it loses.
     pub is_elastic: bool,
@@ -48,23 +47,23 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The time that the nodes have to register.
+    /// Returns the time limit for the nodes to register.
     pub fn startup_limit(&self) -> Duration {
         startup_limit(self.timeout)
     }
 }
 
-/// The time that the nodes have to register if the limit of a wait is `timeout`: longer, since a short limit
-/// is meant for steps, and processes start more slowly.
+/// Returns the time limit for the nodes to register, if the limit of a wait is `timeout`. It is longer than a
+/// short `timeout`, which is meant for steps, because processes take longer to start.
 pub(crate) fn startup_limit(timeout: Duration) -> Duration {
     timeout + (timeout * 2).min(Duration::from_secs(20))
 }
 
-/// The barriers that may be open: a worker waits for one before it comes to the next, unless threads of it
-/// do.
+/// The most open barriers. A worker waits for one barrier before it comes to the next, unless several of its
+/// threads do.
 const MAX_BARRIERS: usize = 1 << 10;
 
-/// The longest name of a host, or an address.
+/// The greatest length of a host's name or of an address.
 const MAX_NAME: usize = 255;
 
 impl NodeInfo {
@@ -73,14 +72,14 @@ impl NodeInfo {
     }
 }
 
-/// How the job stands.
+/// The state of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobPhase {
-    /// It goes on.
+    /// The job goes on.
     Running,
     /// Every worker has said goodbye.
     Ended,
-    /// It has failed, and the error was sent to every node.
+    /// The job has failed, and the error was sent to every node.
     Failed(Error),
 }
 
@@ -93,13 +92,14 @@ struct Node {
     moved: u64,
     moved_at: Duration,
     left: bool,
-    /// What it waits for, which ranks have not called that, and since when.
+    /// The operation for which the node waits, the ranks that have not called it, and the time since which it
+    /// waits.
     waits: Option<(String, Vec<usize>, Duration)>,
-    /// The error that it would end with, if it ended now.
+    /// The error with which the node would end if it ended now.
     failing: Option<String>,
-    /// The number of workers that had come later when it did, with it; 0 if it was there at the start.
+    /// The worker's number among those that came later, from 1, or 0 if it was there at the start.
     incarnation: u32,
-    /// It has come later and takes no part in rounds and barriers yet.
+    /// True if it has come later and does not take part in rounds and barriers yet.
     is_joining: bool,
 }
 
@@ -129,7 +129,7 @@ impl Node {
         }
     }
 
-    /// Its loss, and the error before it.
+    /// Returns the error of the node's loss, with the error that it reported before.
     fn lost(&self, cause: &str) -> Error {
         let worker = (self.info.role == Role::Worker).then_some(self.rank);
         lost_node(self.name(), worker, after_error(cause, self.failing.as_deref()))
@@ -142,24 +142,25 @@ pub struct Scheduler {
     nodes: Vec<Node>,
     kind: Option<Kind>,
     complete: bool,
-    /// Who has come to which barrier, and when the first came.
+    /// For each open barrier: the time at which the first worker came, and the workers that have come.
     barriers: BTreeMap<u64, (Duration, Vec<usize>)>,
     /// The workers that are connected to all servers, or have left.
     connected: BTreeSet<usize>,
-    /// When each worker last came to a barrier.
+    /// The time at which each worker last came to a barrier.
     came: BTreeMap<usize, Duration>,
     phase: JobPhase,
-    /// When to say next whom the others wait for.
+    /// The time of the next warning about nodes for which others wait.
     next_warning: Duration,
     outputs: Vec<(NodeIdentity, FromScheduler)>,
-    /// How often somebody has asked what the nodes do, and who asked last, by which number.
+    /// The number of questions for the nodes' states so far, the node that asked last, and its number for the
+    /// question.
     questions: u64,
     asker: Option<(NodeIdentity, u64)>,
     changes: WorkerChanges,
 }
 
 impl Scheduler {
-    /// A scheduler that waits for the nodes that `settings` counts.
+    /// Returns a scheduler that waits for the numbers of nodes in `settings`.
     pub fn new(settings: Settings) -> Self {
         Scheduler {
             next_warning: settings.warn,
@@ -178,17 +179,18 @@ impl Scheduler {
         }
     }
 
-    /// How the job stands.
+    /// The state of the job.
     pub fn phase(&self) -> &JobPhase {
         &self.phase
     }
 
-    /// Messages to send.
+    /// Takes the messages to send.
     pub fn take_outputs(&mut self) -> Vec<(NodeIdentity, FromScheduler)> {
         std::mem::take(&mut self.outputs)
     }
 
-    /// Takes a message, at `now` since the scheduler started. `Err` says why it was dropped.
+    /// Takes a message. `now` is the time since the scheduler started. Returns an error with the reason if
+    /// the message was dropped.
     pub fn handle(&mut self, from: &[u8], message: ToScheduler, now: Duration) -> Result<(), String> {
         if let ToScheduler::Register { info, preferred, kind, num_workers, num_servers } = message {
             return self.register(from, info, preferred, kind, (num_workers, num_servers), now);
@@ -232,7 +234,7 @@ impl Scheduler {
                 };
                 let is_gone = |rank: &usize| self.worker(*rank).is_none();
                 if self.settings.is_elastic && missing.iter().any(is_gone) {
-                    // It waited for one that is lost, and says so again if the wait goes on.
+                    // The node waited for a worker that is lost. It reports again if it still waits.
                     return Ok(());
                 }
                 if missing.iter().any(|rank| self.has_left(*rank))
@@ -242,7 +244,7 @@ impl Scheduler {
                 }
             }
             ToScheduler::Waits { what, missing } => {
-                // It says so again and again, of one wait.
+                // The node reports one wait repeatedly.
                 let since = node.waits.take().map_or(now, |(_, _, since)| since);
                 node.waits = (!missing.is_empty()).then_some((what, missing, since));
             }
@@ -265,7 +267,7 @@ impl Scheduler {
                 let (why, is_joining) = (node.failing.clone(), node.is_joining);
                 if role == Role::Worker && !is_joining && self.phase == JobPhase::Running {
                     self.send_to_role(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
-                    // Nobody waits for its connections any more.
+                    // Nobody waits for this worker's connections any more.
                     self.is_connected(rank);
                 }
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
@@ -301,12 +303,12 @@ impl Scheduler {
         self.nodes.iter().any(|node| node.identity == identity)
     }
 
-    /// Returns true if there is a message to send to it.
+    /// Returns true if there is a message to send to this node.
     pub(crate) fn answers(&self, identity: &[u8]) -> bool {
         self.outputs.iter().any(|(to, _)| to == identity)
     }
 
-    /// Looks at the clock: which nodes are silent, which have not come.
+    /// Checks the time limits: for silent nodes, and for nodes that have not come.
     pub fn tick(&mut self, now: Duration) {
         if self.phase != JobPhase::Running {
             return;
@@ -352,7 +354,8 @@ impl Scheduler {
         }
     }
 
-    /// What every worker waits for, if each that has not left has waited for [`CERTAIN`] for another.
+    /// Returns a deadlock, with each worker's wait, if every worker that has not left has waited for another
+    /// for [`CERTAIN`].
     fn deadlock(&self, now: Duration) -> Option<Error> {
         if self.is_changing() {
             return None;
@@ -378,10 +381,10 @@ impl Scheduler {
         (self.complete && waits.len() > 1).then_some(Error::Deadlock { waits })
     }
 
-    /// The ranks that others have waited for long, if they should be reported now.
+    /// Returns a warning about nodes for which others have waited long, if it is due.
     pub fn warning(&mut self, now: Duration) -> Option<String> {
         let (waited, what) = if self.complete {
-            // To one that is held until workers are taken in all have come.
+            // All workers have come to a barrier that is held only until new workers take part.
             let awaited = |(since, ranks): &(Duration, Vec<usize>)| {
                 Some((*since, self.missing(ranks))).filter(|(_, missing)| !missing.is_empty())
             };
@@ -405,14 +408,14 @@ impl Scheduler {
         Some(format!("warning: the scheduler has waited {} s for {what}", waited.as_secs()))
     }
 
-    /// A message for every node, which finds out whose connection is gone.
+    /// Sends every node a message, which shows which connections are gone.
     pub fn probe(&mut self) {
         for node in self.nodes.iter().filter(|node| !node.left) {
             self.outputs.push((node.identity.clone(), FromScheduler::Alive));
         }
     }
 
-    /// The node's connection is gone.
+    /// Records that the node's connection is gone.
     pub fn unreachable(&mut self, identity: &[u8]) {
         self.forget_surplus(identity);
         if let Some(index) = self.nodes.iter().position(|node| node.identity == identity && !node.left) {
@@ -433,7 +436,8 @@ impl Scheduler {
         self.refuse_joining();
     }
 
-    /// A wait for a worker that has ended says so, and by which error it has, if by one.
+    /// Returns the error of a wait. If the awaited worker has ended, the error says so, with the worker's
+    /// last error.
     fn explained(&self, error: &Error) -> Error {
         let Error::Stalled { operation, key, rank, missing, .. } = error else { return error.clone() };
         let mut awaited =
@@ -450,7 +454,7 @@ impl Scheduler {
         )
     }
 
-    /// Returns true if every node that has come has said goodbye.
+    /// Returns true if every registered node has said goodbye.
     pub fn all_left(&self) -> bool {
         self.nodes.iter().all(|node| node.left)
     }
@@ -521,8 +525,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Assigns ranks, those asked for first, the others in the order of registration; sends them to every
-    /// node.
+    /// Assigns ranks and sends them to every node. Nodes that prefer a rank get theirs first. The others get
+    /// ranks in the order of registration.
     fn welcome(&mut self, now: Duration) {
         self.complete = true;
         self.next_warning = self.settings.warn;
@@ -568,16 +572,16 @@ impl Scheduler {
         self.worker(worker).is_some_and(|node| node.left)
     }
 
-    /// Worker `rank` is connected to all servers, or needs no connection. When that is so of all, they are
-    /// told.
+    /// Records that worker `rank` is connected to all servers, or needs no connection. Tells all workers when
+    /// this holds for all of them.
     fn is_connected(&mut self, rank: usize) {
         if self.connected.insert(rank) && self.connected.len() == self.settings.num_workers {
             self.send_to_role(Role::Worker, &FromScheduler::AllConnected);
         }
     }
 
-    /// Those of this host are told last: a worker that leaves a barrier gives the link at once what it
-    /// pushes, and the word for other hosts would wait behind that.
+    /// Sends a message to all nodes of a role. Nodes of this host get it last: a worker that leaves a barrier
+    /// at once pushes over the link, and messages to other hosts would wait behind that.
     fn send_to_role(&mut self, role: Role, message: &FromScheduler) {
         let all = self.nodes.iter().filter(|node| node.info.role == role && !node.left);
         let (near, far): (Vec<_>, Vec<_>) = all.partition(|node| node.info.host == self.settings.host);
@@ -585,7 +589,7 @@ impl Scheduler {
     }
 }
 
-/// A node's end as an error, and its rank if it is a worker; the receiver adds what it was doing.
+/// Returns the error for a lost node, with its rank if it is a worker. The receiver adds its own operation.
 pub(crate) fn lost_node(peer: String, worker: Option<usize>, cause: String) -> Error {
     let ranks = worker.into_iter().collect();
     Error::PeerLost { peer, ranks, cause, operation: "heartbeat".to_owned(), rank: None }

@@ -12,7 +12,8 @@ use crate::message::{ToScheduler, decode, encode};
 use crate::scheduler::{JobPhase, Scheduler, Settings};
 use crate::socket::{self, Bell, Bound, Listener};
 
-/// Connections beyond those of the job's nodes: for surplus nodes, which get an error.
+/// The number of connections in addition to those of the job's nodes. They are for surplus nodes, which get
+/// an error.
 const STRANGERS: usize = 64;
 
 pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
@@ -60,7 +61,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         while let Some((session, frame)) = listener.receive() {
             take(&mut scheduler, &listener, session.identity(), &frame.header, start.elapsed());
         }
-        // What the node said last has been read by now.
+        // The node's last messages have been read by now.
         if broken.is_some_and(|since| since.elapsed() > GRACE) {
             broken = None;
             scheduler.probe();

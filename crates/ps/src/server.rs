@@ -1,8 +1,8 @@
-//! A parameter server as a function from (state, message) to replies. No I/O: `server_loop` moves the bytes.
+//! A parameter server as a function from (state, message) to replies. It does no I/O; `server_loop` does.
 //!
-//! A segment comes into being with the first worker's `Init` and has a value from rank 0's on. What cannot be
-//! answered yet (a pull of a round still open, a push before the value) is kept until it can. `payload`: what
-//! a request brings, checked; `segment`: the state of one.
+//! A segment exists from the first worker's `Init` on, and has a value from rank 0's `Init` on. A message
+//! that cannot be answered yet (a pull of a round that is still open, a push before the value) is kept until
+//! it can. `payload` checks the content of requests; `segment` is the state of one segment.
 
 mod members;
 mod payload;
@@ -22,21 +22,22 @@ use self::segment::{Pull, ServedSegment};
 use crate::merge::{self, Geometry, Gradient};
 use crate::message::{Place, Places, PullTarget, Reply, Request};
 
-/// The most segments of a server: what workers may declare before they send any value.
+/// The most segments of a server. The limit counts because workers may declare segments before they send
+/// values.
 const MAX_SEGMENTS: usize = 1 << 20;
 
-/// How far a worker may be ahead of a segment's value, in pushes of it.
+/// The most pushes by which a worker may be ahead of a segment's value.
 const MAX_AHEAD: u64 = 1 << 16;
 
-/// The pulls of a segment that may wait, for each worker.
+/// The most pulls of a segment that may wait, for each worker.
 const MAX_PULLS: usize = 1 << 10;
 
-/// The optimizers that pushes still to come may name.
+/// The most optimizers that later pushes may name.
 const MAX_OPTIMIZERS: usize = 1 << 16;
 
-/// What a server wants done.
+/// An action that a server asks for.
 pub enum Output {
-    /// To this worker.
+    /// Send a reply to a worker.
     Reply {
         /// The worker's rank.
         rank: usize,
@@ -57,19 +58,19 @@ pub struct Server {
     sync: bool,
     segments: BTreeMap<Place, ServedSegment>,
     optimizers: BTreeMap<u64, (usize, Arc<Optimizer>)>,
-    /// For each rank, the oldest version it may still name.
+    /// For each rank, the oldest version that its later pushes may name.
     oldest: Vec<u64>,
     outputs: Vec<Output>,
     /// Pulls on their way to their next segment.
     passing: Vec<Pull>,
     /// True if there was a fault.
     ended: bool,
-    /// In an elastic job: who the workers are.
+    /// In an elastic job: the workers.
     members: Option<Members>,
 }
 
 impl Server {
-    /// A server of a job with this many workers; `sync` merges one push of each.
+    /// Returns a server of a job with `workers` workers. If `sync`, a round merges one push of each worker.
     pub fn new(workers: usize, sync: bool) -> Self {
         Server {
             workers,
@@ -84,16 +85,16 @@ impl Server {
         }
     }
 
-    /// The same of a job that goes on without workers that it loses.
+    /// Returns a server of a job that goes on without workers that it loses.
     pub fn elastic(workers: usize, sync: bool) -> Self {
         Server { members: Some(Members::new(workers)), ..Server::new(workers, sync) }
     }
 
-    /// Takes `request` of worker `rank`. Whatever does not fit is dropped: rows of several segments from the
-    /// first segment on that they do not fit, anything else whole.
+    /// Takes `request` of worker `rank`. A request that does not fit is dropped. Of a request with rows of
+    /// several segments, the segments before the first one that does not fit are still applied.
     ///
-    /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the
-    /// fault does, which goes by the scheduler.
+    /// After a fault nothing is answered. Otherwise a value that does not fit could reach a rank before the
+    /// fault, which goes through the scheduler.
     pub fn handle(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Vec<Output> {
         if self.ended {
             return Vec::new();
@@ -106,13 +107,13 @@ impl Server {
         std::mem::take(&mut self.outputs)
     }
 
-    /// The rounds of the segment that has had most.
+    /// Returns the number of rounds of the segment that has had the most.
     pub(crate) fn rounds(&self) -> u64 {
         let of = |segment: &ServedSegment| segment.applied.iter().fold(segment.completed, |most, own| most.max(*own));
         self.segments.values().map(of).max().unwrap_or(0)
     }
 
-    /// Whom it waits for, if a round is open: `waits for push of key w by rank(s) [1]`.
+    /// Describes the awaited ranks, if a round is open: `waits for push of key w by rank(s) [1]`.
     pub(crate) fn awaited(&self) -> Option<String> {
         let (place, segment) = self.segments.iter().find(|(_, segment)| !segment.rounds.is_empty())?;
         let (operation, ranks) = self.missing(place, segment.completed + 1).ok()?;
@@ -217,7 +218,8 @@ impl Server {
         }
     }
 
-    /// The segments that a message names; `None` unless there are some, in order, and all are here.
+    /// Returns the segments that a message names. Returns `None` if there are none, if they are not in order,
+    /// or if one is not on this server.
     fn find(&self, places: &Places) -> Option<Vec<(Place, &ServedSegment)>> {
         let Places { key, segments } = places;
         if !segments.is_sorted_by(|before, after| before < after) {
@@ -232,7 +234,7 @@ impl Server {
         segments.iter().map(found).collect()
     }
 
-    /// Takes pulls from segment to segment, each until it has to wait or is answered.
+    /// Passes pulls from segment to segment, until each has to wait or is answered.
     fn pass_on(&mut self) {
         'pulls: for mut pull in std::mem::take(&mut self.passing) {
             while let Some((place, _)) = pull.segments.get(pull.past) {
@@ -296,7 +298,7 @@ impl Server {
             return Ok(());
         }
         if geometry != segment.geometry {
-            // What is sliced later is sliced by the first one's.
+            // Later requests are sliced by the geometry of the first init.
             let words = |of: Geometry| format!("a segment of {} bytes in units of {}", of.len_bytes, of.unit_bytes);
             let what = format!("{}, but another rank has {}", words(geometry), words(segment.geometry));
             let peer = format!("its init of key {}", place.key);
@@ -339,8 +341,7 @@ impl Server {
         if round > applied.saturating_add(MAX_AHEAD) {
             return Err(format!("a push of round {round} after {applied} were applied"));
         }
-        // Pushes of one rank that have not been merged count as rounds of their own where they are not
-        // merged.
+        // If pushes are not merged, each push of a rank is a separate round.
         let own = || round.checked_mul(self.workers as u64)?.checked_add(rank as u64);
         let number = if self.sync { round } else { own().ok_or_else(|| format!("a push of round {round}"))? };
         if round <= done || segment.rounds.get(&number).is_some_and(|open| open.merge.has(rank)) {
@@ -392,7 +393,7 @@ impl Server {
         Ok(())
     }
 
-    /// Applies every round of the segment that is complete and whose turn it is.
+    /// Applies the complete rounds of the segment, in order.
     fn advance(&mut self, place: &Place) {
         let Some(segment) = self.segments.get_mut(place) else { return };
         if let Err(fault) = segment.advance(self.workers, self.sync, &mut self.outputs, &mut self.passing) {

@@ -15,7 +15,7 @@ use crate::server::{Output, Server};
 use crate::socket::{self, Bell, Bound, Listener};
 use crate::status;
 
-/// Requests handled before the scheduler is listened to again.
+/// The number of requests that are handled before messages of the scheduler are read again.
 const BATCH: usize = 64;
 
 pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
@@ -28,7 +28,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         name: format!("server {}", job.rank),
         secret: config::secret()?,
         admits: Box::new(move |identity| admitted.rank_of(identity).is_some()),
-        // The session of a lost worker ends when the scheduler has said so.
+        // The session of a lost worker ends when the scheduler has reported the loss.
         most: job.workers.len() * if job.is_elastic { 2 } else { 1 },
         settings: socket::SERVER,
     };
@@ -51,7 +51,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                 bell.ring();
             }
         }
-        // Who of the workers is gone, the scheduler says.
+        // The scheduler reports the workers that are gone.
         while let Some(event) = listener.event() {
             if let Event::Refused(error) = event {
                 return Err(error);
@@ -116,16 +116,16 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     ended
 }
 
-/// What a server has had to do.
+/// The amount of a server's work so far.
 #[derive(Default)]
 struct ServerTraffic {
     requests: u64,
     received_bytes: u64,
-    /// Of payload.
+    /// The payload bytes that were sent.
     sent_bytes: u64,
 }
 
-/// Takes a message, and sends the answers: so many bytes.
+/// Takes a message and sends the answers. Returns the bytes sent.
 fn take(
     server: &mut Server,
     job: &Job,
@@ -153,7 +153,7 @@ fn take(
     send(server, outputs, job, listener, link)
 }
 
-/// Sends what a server has for its workers and the scheduler: so many bytes.
+/// Sends a server's messages to its workers and the scheduler. Returns the bytes sent.
 fn send(server: &Server, outputs: Vec<Output>, job: &Job, listener: &Listener, link: &mut Link) -> Result<u64> {
     let mut sent_bytes = 0;
     for output in outputs {

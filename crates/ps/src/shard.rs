@@ -1,14 +1,15 @@
-//! Which server holds which segment of a key: arithmetic alone, the same on every worker.
+//! Assigns the segments of a key to servers. This is only arithmetic, and gives the same result on every
+//! worker.
 //!
-//! A key shorter than the bound goes whole to one server, which its content names; a longer one is split
-//! evenly over all servers. Each server's shard is cut into segments, the messages that travel: small enough
-//! that the value of the first comes back long before the last has left, large enough that a message's own
-//! cost does not show.
+//! A key shorter than the bound goes to one server, which a hash of the key chooses. A longer key is split
+//! evenly over all servers. Each server's shard is cut into segments, which are the messages. A segment is so
+//! small that the value of the first comes back long before the last has left, and so large that the cost of
+//! a message does not matter.
 //!
-//! Cuts fall between **units**: a row of the key, or an equal piece of one where rows are long. So a
-//! row-sparse gradient is a list of units in each segment. A message carries the rows of one segment or,
-//! while they are few, of several ones of a server: a [`Batch`]. Segments are numbered so that servers take
-//! turns, and all links are busy at once.
+//! Cuts are between **units**. A unit is a row of the key, or an equal piece of a row if rows are long. So a
+//! row-sparse gradient is a list of units in each segment. A message has the rows of one segment or, if they
+//! are few, of several segments of a server: a [`Batch`]. Segments are numbered so that servers take turns,
+//! and all links are busy at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,23 +21,24 @@ use ringpull_base::Key;
 /// The shortest and the longest segment, in bytes, except a shard's last one.
 const SEGMENT_BYTES: (usize, usize) = (32 << 10, 128 << 10);
 
-/// No segment is longer, in bytes.
+/// The greatest length of any segment, in bytes.
 pub const MAX_SEGMENT_BYTES: usize = 2 << 20;
 
-/// The same as [`SEGMENT_BYTES`] of a key that is mostly pushed and pulled by rows. Few of a segment's bytes
-/// travel, and each segment takes some time in every push.
+/// The shortest and the longest segment of a key that is mostly pushed and pulled by rows. Segments are
+/// longer there, because few bytes of a segment are sent, and each segment takes some time in every push.
 const ROW_SEGMENT_BYTES: (usize, usize) = (128 << 10, MAX_SEGMENT_BYTES);
 
-/// If a call has about as many bytes of rows for each server, or fewer, a server gets them in one message, or
-/// in a few of at most twice as many if most are its: the window takes them at once.
+/// If a call has about this number of bytes of rows for each server, or fewer, each server gets its rows in
+/// one message. A server with most of the rows may get a few messages, of at most twice this number. The
+/// window has room for all of them at once.
 const ONE_MESSAGE_BYTES: usize = 64 << 10;
 
-/// Otherwise a message has about as many bytes of rows, if they are of several segments. It has at most twice
-/// as many.
+/// Otherwise a message with rows of several segments has about this number of bytes of rows, and at most
+/// twice this number.
 const BATCH_BYTES: usize = 24 << 10;
 
-/// A shard has about this many segments, so that filling and draining the pipeline costs little, and a few
-/// segments of each worker under way are not more than a switch can hold.
+/// The approximate number of segments of a shard. With it, filling and draining the pipeline costs little,
+/// and a switch can buffer a few segments of each worker.
 const SEGMENTS_PER_SHARD: usize = 256;
 
 /// The longest unit, in bytes.
@@ -47,31 +49,32 @@ const UNIT_BYTES: usize = 32 << 10;
 pub struct Segment {
     /// The server that holds it.
     pub server: usize,
-    /// Its units within the key.
+    /// The segment's units within the key.
     pub units: Range<usize>,
 }
 
-/// What one message of a call is about: segments of one server, and units in them.
+/// The content of one message of a call: segments of one server, and units in them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The segments, ascending; at least one.
+    /// The segments, in ascending order. There is at least one.
     pub segments: Vec<usize>,
-    /// Where the units that the call names of them are in its list.
+    /// The range in the call's list of units that is in these segments.
     pub positions: Range<usize>,
 }
 
-/// How a key is cut up.
+/// The division of a key into segments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// The size of a unit in bytes.
     pub unit_bytes: usize,
     /// The units of a row of the key.
     pub units_per_row: usize,
-    /// The segments; every key has at least one.
+    /// The segments. Every key has at least one.
     pub segments: Vec<Segment>,
 }
 
-/// The server that holds a key which is not split: MXNet's rule, strings being numbered by their content.
+/// Returns the server of a key that is not split, by MXNet's rule. A key that is a string is numbered by a
+/// hash of its content.
 pub fn home(key: &Key, servers: usize) -> usize {
     let number = match key {
         Key::Int(number) => number.unsigned_abs(),
@@ -81,12 +84,13 @@ pub fn home(key: &Key, servers: usize) -> usize {
 }
 
 impl Layout {
-    /// The layout of a key of `shape` and `element_bytes` over `servers`, split from `bound` elements up.
+    /// Returns the layout of a key of `shape` and `element_bytes` over `servers`. The key is split if it has
+    /// `bound` or more elements.
     pub fn new(key: &Key, shape: &[usize], element_bytes: usize, servers: usize, bound: usize) -> Self {
         Layout::cut(key, shape, element_bytes, (servers, bound), SEGMENT_BYTES)
     }
 
-    /// The same of a key that is mostly pushed and pulled by rows.
+    /// Returns the layout of a key that is mostly pushed and pulled by rows.
     pub fn by_rows(key: &Key, shape: &[usize], element_bytes: usize, servers: usize, bound: usize) -> Self {
         Layout::cut(key, shape, element_bytes, (servers, bound), ROW_SEGMENT_BYTES)
     }
@@ -112,8 +116,7 @@ impl Layout {
             vec![(home, cut(0..units, unit_bytes, limits).into_iter())]
         } else {
             let edge = |server| (units as u128 * server as u128 / servers as u128) as usize;
-            // The first part goes to the home server, so that keys with few units do not all meet on server
-            // 0.
+            // The first part goes to the home server, so that keys with few units are not all on server 0.
             (0..servers)
                 .map(|part| ((home + part) % servers, cut(edge(part)..edge(part + 1), unit_bytes, limits).into_iter()))
                 .collect()
@@ -130,13 +133,13 @@ impl Layout {
         }
     }
 
-    /// The bytes of a segment within the key.
+    /// Returns the range of bytes of a segment within the key.
     pub fn bytes_of(&self, segment: usize) -> Range<usize> {
         let units = &self.segments[segment].units;
         units.start * self.unit_bytes..units.end * self.unit_bytes
     }
 
-    /// The units that the rows `ids` (ascending, each once) are made of.
+    /// Returns the units of the rows `ids` (ascending, each once).
     pub fn units_of_rows(&self, ids: &[i64]) -> Vec<usize> {
         let per_row = self.units_per_row;
         ids.iter().flat_map(|id| (0..per_row).map(move |piece| *id as usize * per_row + piece)).collect()
@@ -147,17 +150,19 @@ impl Layout {
         self.segments.iter().map(|segment| segment.server).collect::<BTreeSet<usize>>().len()
     }
 
-    /// Each segment by itself.
+    /// Returns a batch for each segment.
     pub fn segment_by_segment(&self) -> Vec<Batch> {
         (0..self.segments.len()).map(|segment| Batch { segments: vec![segment], positions: 0..0 }).collect()
     }
 
-    /// The messages about `units` (ascending, each once): about all segments, or about those that have any.
-    /// A few units make one message for each server, which is about all of its segments; so a pull of them
-    /// says that all pushes before it are done. About no units, each server gets such a message too.
+    /// Returns the messages for `units` (ascending, each once). They name all segments, or only those that
+    /// have units of them. A few units make one message for each server, which names all of its segments. So
+    /// the answer to a pull of them also shows that all earlier pushes are done. With no units at all, each
+    /// server still gets such a message.
     ///
-    /// Messages begin at the same segments for all workers and for pushes and pulls, if they are about
-    /// equally many units: a pull is answered when all workers have pushed all segments that it is about.
+    /// Messages begin at the same segments on all workers, and for pushes and pulls, if they name similar
+    /// numbers of units. The reason is that a pull is answered only when all workers have pushed all segments
+    /// that it names.
     pub fn batches(&self, units: &[usize], has_all: bool) -> Vec<Batch> {
         debug_assert!(units.is_sorted_by(|before, after| before < after), "units ascend, each once");
         let mut batches: Vec<Batch> = Vec::new();
@@ -168,7 +173,7 @@ impl Layout {
         } else {
             (1 << (BATCH_BYTES / per_segment).max(1).ilog2(), BATCH_BYTES)
         };
-        // By server: how many of its segments came before, and its last batch, of which group.
+        // For each server: the number of its segments so far, and its last batch with the batch's group.
         let mut servers: BTreeMap<usize, (usize, Option<(usize, usize)>)> = BTreeMap::new();
         for (index, segment) in self.segments.iter().enumerate() {
             let (before, last) = servers.entry(segment.server).or_default();
@@ -197,8 +202,8 @@ impl Layout {
         batches
     }
 
-    /// The ids of those of `units` that a batch is about, counted through its segments, and how many units
-    /// those have.
+    /// Returns the ids of the batch's units, counted through the batch's segments, and the number of units of
+    /// these segments.
     pub(crate) fn ids(&self, batch: &Batch, units: &[usize]) -> (Vec<i64>, usize) {
         let (mut ids, mut before) = (Vec::with_capacity(batch.positions.len()), 0);
         let mut left = &units[batch.positions.clone()];
@@ -211,7 +216,8 @@ impl Layout {
     }
 }
 
-/// The smallest number of equal pieces of at most `limit` elements that `len` elements can be cut into.
+/// Returns the smallest number of equal pieces of at most `limit` elements into which `len` elements can be
+/// cut.
 fn pieces(len: usize, limit: usize) -> usize {
     let least = len.div_ceil(limit);
     let mut best = len;

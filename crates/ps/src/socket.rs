@@ -1,7 +1,7 @@
 //! Messages between the nodes of a job, over sessions (`ringpull-session`).
 //!
-//! Nothing blocks the thread that owns a node: it sends into queues, takes from queues, and waits for its
-//! `Bell`.
+//! The thread that owns a node never blocks on a socket. It sends into queues, takes from queues, and waits
+//! for its `Bell`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,23 +18,23 @@ use ringpull_session::{DialTarget, Door, Endpoint, Event, Frame, Limits, Session
 const LIMITS: Limits =
     Limits { header: 16 << 20, payload: 16 << 20, waiting_bytes: 16 << 20, waiting: 1024, unwritten_bytes: usize::MAX };
 
-/// A worker's conduct to a server, of which it takes segments, and states of optimizers in headers.
+/// A worker's settings for a server, which sends segments, and states of optimizers in headers.
 pub(crate) const WORKER: Settings = with(LIMITS);
-/// A server's conduct to a worker.
+/// A server's settings for a worker.
 pub(crate) const SERVER: Settings = Settings {
     linger: Duration::ZERO,
-    // The thread that reads from all workers is busy enough.
+    // The limit is low, because the thread that reads from all workers is busy enough.
     at_once_bytes: 64 << 10,
     ..with(Limits { unwritten_bytes: 64 << 20, ..LIMITS })
 };
-/// A node's conduct to the scheduler.
+/// A node's settings for the scheduler.
 pub(crate) const NODE: Settings = with(Limits { payload: 0, ..LIMITS });
-/// The scheduler's conduct to a node.
+/// The scheduler's settings for a node.
 pub(crate) const SCHEDULER: Settings = Settings {
     limits: Limits { header: 256 << 10, payload: 0, waiting_bytes: 256 << 10, waiting: 64, unwritten_bytes: 1 << 20 },
     ..SERVER
 };
-/// The same in an elastic job, where nodes list the keys.
+/// The scheduler's settings in an elastic job, in which nodes send lists of keys.
 pub(crate) const ELASTIC_SCHEDULER: Settings =
     Settings { limits: Limits { payload: 0, waiting: 64, ..SERVER.limits }, ..SERVER };
 
@@ -43,19 +43,20 @@ const fn with(limits: Limits) -> Settings {
         limits,
         unconfirmed: Duration::from_secs(8),
         attempt: Duration::from_secs(5),
-        // One whose connection was reset, or that nothing reaches, has as long as heartbeats may be missing.
+        // A node with a broken connection, or that cannot be reached, has the time for which heartbeats may
+        // be missing.
         resume: Duration::from_millis(1500),
         linger: Duration::from_secs(1),
         at_once_bytes: usize::MAX,
     }
 }
 
-/// Ends the wait of a node's thread: something came, there is room again, or somebody has a command.
+/// Ends the wait of a node's thread, because a message has come, there is room again, or there is a command.
 #[derive(Clone, Default)]
 pub(crate) struct Bell(Arc<(Mutex<bool>, Condvar)>);
 
 impl Bell {
-    /// Ends the present wait, or else the next.
+    /// Ends the current wait, or the next one if there is none.
     pub(crate) fn ring(&self) {
         let (rung, waits) = &*self.0;
         if !std::mem::replace(&mut *rung.lock(), true) {
@@ -63,7 +64,7 @@ impl Bell {
         }
     }
 
-    /// Waits until it rings, for at most `limit`. One thread waits.
+    /// Waits until the bell rings, for at most `limit`. Only one thread may wait.
     pub(crate) fn wait(&self, limit: Duration) {
         let (rung, waits) = &*self.0;
         let mut rung = rung.lock();
@@ -74,7 +75,7 @@ impl Bell {
     }
 }
 
-/// A frame, and the session that it came over.
+/// A frame, and the session over which it came.
 pub(crate) type ReceivedFrame = (Arc<Session>, Frame<Vec<u8>>);
 
 /// Frames and events that wait for the node's thread.
@@ -89,7 +90,7 @@ impl Mail {
         Arc::new(Mail { frames: Mutex::default(), events: Mutex::default(), bell: bell.clone() })
     }
 
-    /// The next frame that is there, and the session that it came over.
+    /// Returns the next frame that has arrived, and the session over which it came.
     fn frame(&self) -> Option<ReceivedFrame> {
         let (session, frame) = self.frames.lock().pop_front()?;
         session.taken(frame.size());
@@ -124,7 +125,7 @@ impl Sink for Mail {
     }
 }
 
-/// A node's end of its session with another that listens. Dropping it closes it.
+/// A node's end of its session with a node that listens. Dropping it closes the session.
 pub(crate) struct Connection {
     endpoint: Endpoint,
     session: Arc<Session>,
@@ -139,28 +140,28 @@ impl Connection {
         Ok(Connection { endpoint, session, mail })
     }
 
-    /// The next frame that is there.
+    /// Returns the next frame that has arrived.
     pub(crate) fn receive(&self) -> Option<Frame<Vec<u8>>> {
         self.mail.frame().map(|(_, frame)| frame)
     }
 
-    /// Takes the next event of it, if any.
+    /// Takes the next event of the session, if there is one.
     pub(crate) fn event(&self) -> Option<Event> {
         self.mail.event()
     }
 
-    /// Closes it, giving what is still to be sent at most `limit`.
+    /// Closes the session. Frames that are still to be sent get at most `limit`.
     pub(crate) fn close(self, limit: Duration) {
         close(self.endpoint, limit, false);
     }
 
-    /// Closes it in a job that has failed.
+    /// Closes the session in a job that has failed.
     #[cfg(test)]
     pub(crate) fn close_after_failure(self, limit: Duration) {
         close(self.endpoint, limit, true);
     }
 
-    /// Lets its thread seem to have failed.
+    /// Simulates a failure of the session's thread.
     #[cfg(test)]
     pub(crate) fn fail(&self, error: Error) {
         Sink::event(&*self.mail, &self.session, Event::Gone("its thread has ended".to_owned()));
@@ -176,12 +177,12 @@ impl Deref for Connection {
     }
 }
 
-/// The time for which the last messages of a job that has failed are on their way: those who are lost confirm
-/// none, and the error of this process is said afterwards.
+/// The time limit for the last messages of a job that has failed. It is short because lost peers confirm
+/// nothing, and this process reports its error only afterwards.
 const CLOSE_AFTER_FAILURE: Duration = Duration::from_millis(300);
 
-/// Closes it, giving what is still to be sent at most `limit`, and less if the job has failed. Warns about what
-/// may not have arrived of a job that has not.
+/// Closes the endpoint. Frames that are still to be sent get at most `limit`, and less if the job has failed.
+/// If it has not failed, warns about frames that may not have arrived.
 pub(crate) fn close(endpoint: Endpoint, limit: Duration, has_failed: bool) {
     let lost = endpoint.close(if has_failed { limit.min(CLOSE_AFTER_FAILURE) } else { limit });
     if lost > 0 && !has_failed && !limit.is_zero() {
@@ -189,7 +190,7 @@ pub(crate) fn close(endpoint: Endpoint, limit: Duration, has_failed: bool) {
     }
 }
 
-/// A port that is listened on and not yet answered.
+/// A port on which the process listens, but accepts no connections yet.
 pub(crate) struct Bound {
     socket: TcpListener,
     port: u16,
@@ -200,7 +201,7 @@ impl Bound {
     /// have it.
     pub(crate) fn to(address: SocketAddr, otherwise: Option<IpAddr>) -> Result<Self> {
         let socket = match (listen(address), otherwise) {
-            // The name may be that of a service in front of this host.
+            // The name may belong to a service in front of this host.
             (Err(cause), Some(ip)) if cause.kind() == io::ErrorKind::AddrNotAvailable => {
                 listen(SocketAddr::new(ip, address.port()))
             }
@@ -215,31 +216,31 @@ impl Bound {
         self.port
     }
 
-    /// Answers all connections, present and future.
+    /// Accepts all connections, waiting and future.
     pub(crate) fn open(self, door: Door, bell: &Bell) -> Result<Listener> {
         let mail = Mail::new(bell);
         Ok(Listener { endpoint: Endpoint::listen(vec![self.socket], door, mail.clone())?, mail })
     }
 }
 
-/// Sessions with those that have connected. Dropping it ends them.
+/// The sessions with the peers that have connected. Dropping it ends them.
 pub(crate) struct Listener {
     pub(crate) endpoint: Endpoint,
     mail: Arc<Mail>,
 }
 
 impl Listener {
-    /// Sends to the node of that name; `false` if it is not there.
+    /// Sends a frame to the node of this name. Returns false if it is not connected.
     pub(crate) fn send(&self, identity: &[u8], frame: Frame) -> bool {
         self.endpoint.session(identity).is_some_and(|session| session.send(frame))
     }
 
-    /// The next frame that is there, and the session that it came over.
+    /// Returns the next frame that has arrived, and the session over which it came.
     pub(crate) fn receive(&self) -> Option<ReceivedFrame> {
         self.mail.frame()
     }
 
-    /// Takes the next event of a session, if any.
+    /// Takes the next event of a session, if there is one.
     pub(crate) fn event(&self) -> Option<Event> {
         self.mail.event()
     }

@@ -1,5 +1,5 @@
-//! What the nodes of a job are doing, when a worker's process is asked: the worker asks the scheduler, which
-//! asks every node and passes the answers on. While nobody asks nothing is sent.
+//! Collects the states of a job's nodes when a worker's process is asked. The worker asks the scheduler,
+//! which asks every node and passes the answers on. Nothing is sent without a request.
 
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -10,26 +10,27 @@ use ringpull_base::topology::Peer;
 
 use crate::message::{Job, short};
 
-/// The time for which a worker waits for answers: a machine that is busy may take its time.
+/// The time for which a worker waits for answers. A busy machine may be slow to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What one node does.
+/// The state of one node.
 pub struct NodeStatus {
-    /// Its role.
+    /// The node's role.
     pub(crate) role: Role,
-    /// Its rank in that role.
+    /// The node's rank in this role.
     pub(crate) rank: usize,
-    /// Its answer.
+    /// The node's answer.
     pub(crate) status: RankStatus,
 }
 
-/// A worker's question that is not answered by all.
+/// A worker's question that some nodes have not answered.
 pub(crate) struct Question {
     pub(crate) number: u64,
     pub(crate) answers: Sender<NodeStatus>,
 }
 
-/// The status of `job`, from the answers that come in time, and who is late. Blocks, for 500 ms at most.
+/// Returns the status of `job`, from the answers that come in time, with the late nodes. Blocks for 500 ms at
+/// most.
 pub(crate) fn collect(job: &Job, fault: Option<String>, answers: &Receiver<NodeStatus>) -> JobStatus {
     let mut status = JobStatus {
         placement: job.description(),
@@ -53,7 +54,7 @@ pub(crate) fn collect(job: &Job, fault: Option<String>, answers: &Receiver<NodeS
     status
 }
 
-/// That of this process, a node of `job`, as far as it is the same for every role.
+/// Returns the part of this node's status that does not depend on the role.
 pub(crate) fn of_this(role: Role, job: &Job, since: Instant) -> RankStatus {
     let mut status = RankStatus::of_this(Peer::this(role, job.rank), since);
     status.site = status.site.map(short);

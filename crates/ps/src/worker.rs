@@ -1,4 +1,4 @@
-//! A worker's end: calls become commands for the one thread that owns its sockets, `worker_loop`.
+//! A worker's end of the job. Calls become commands for the one thread that owns the sockets, `worker_loop`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,14 +31,14 @@ pub struct Worker {
     bell: Bell,
     shared: Arc<WorkerState>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Removed when this worker leaves.
+    /// The files to remove when this worker leaves.
     files: Mutex<Vec<PathBuf>>,
-    /// Held while somebody asks what the nodes are doing.
+    /// Locked while a caller asks for the states of the nodes.
     asking: Mutex<()>,
 }
 
 impl Worker {
-    /// Joins the job; returns when every node has.
+    /// Joins the job. Returns when every node has joined.
     pub fn join(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
         let bell = Bell::default();
         let info = link::describe(Role::Worker, dmlc, 0)?;
@@ -92,12 +92,12 @@ impl Worker {
         })
     }
 
-    /// What the scheduler has said of the job.
+    /// The job's description, as the scheduler has sent it.
     pub fn job(&self) -> &Job {
         &self.job
     }
 
-    /// This worker's number among those that are there.
+    /// Returns this worker's number among the present workers.
     pub fn rank(&self) -> usize {
         self.shared.rank.load(Ordering::Relaxed)
     }
@@ -107,17 +107,17 @@ impl Worker {
         self.shared.num_workers.load(Ordering::Relaxed)
     }
 
-    /// How often workers were lost, or others have come.
+    /// Returns the number of times that workers were lost or have come.
     pub fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Relaxed)
     }
 
-    /// These changes since this worker came, from the one at place `seen` on.
+    /// Returns these changes since this worker came, without the first `seen`.
     pub fn changes(&self, seen: usize) -> Vec<WorkersChanged> {
         self.shared.changes.lock().get(seen..).unwrap_or_default().to_vec()
     }
 
-    /// What the thread shares with its callers.
+    /// The state that the thread shares with its callers.
     pub fn shared(&self) -> &WorkerState {
         &self.shared
     }
@@ -127,7 +127,7 @@ impl Worker {
         self.shared.fault.lock().clone()
     }
 
-    /// Lets `hook` know of the first fault, which may have come already. To be called once.
+    /// Calls `hook` with the first fault, at once if it has come already. To be called once.
     pub fn on_fault(&self, hook: OnFault) {
         let hook = self.shared.on_fault.get_or_init(|| hook);
         if let Some(fault) = self.fault() {
@@ -135,41 +135,41 @@ impl Worker {
         }
     }
 
-    /// What ends the job with a fault from elsewhere.
+    /// Returns a function that ends the job with a fault from outside.
     pub fn fail_with(&self) -> OnFault {
         let (commands, bell) = (self.commands.clone(), self.bell.clone());
         Box::new(move |fault| {
-            // After the end of the thread there is nobody to tell.
+            // After the thread has ended, nobody can be told.
             if commands.send(Command::Fail(fault.clone())).is_ok() {
                 bell.ring();
             }
         })
     }
 
-    /// What every node of the job is doing, as far as it answers in time. Blocks, for about a second at most.
+    /// Returns the states of the job's nodes that answer in time. Blocks for about a second at most.
     pub fn status(&self) -> JobStatus {
-        // A later question would take the place of one that is not answered.
+        // A later question would replace one that is not answered.
         let _one = self.asking.lock();
         JobStatus::ask(|| {
             let (answers, come) = channel();
-            // After the end of the thread nobody answers.
+            // After the thread has ended, nobody answers.
             drop(self.submit(Command::Describe { answers }));
             status::collect(&self.job, self.fault().map(|fault| fault.to_string()), &come)
         })
     }
 
-    /// Whether this worker leaves the job, or has left it.
+    /// Returns true if this worker leaves the job, or has left it.
     pub fn is_leaving(&self) -> bool {
         self.shared.leaving.load(Ordering::Acquire)
     }
 
-    /// Has the file removed when this worker leaves the job.
+    /// Removes the file when this worker leaves the job.
     pub fn remove_at_end(&self, file: PathBuf) {
         self.files.lock().push(file);
     }
 
-    /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no
-    /// goodbye.
+    /// Records the reason that this worker would give if it ended now. It is sent to the scheduler, because a
+    /// worker that just exits sends no goodbye.
     pub fn failing(&self, why: Option<&str>) {
         let had_told = self.shared.failing.swap(why.is_some(), Ordering::AcqRel);
         if !(had_told || why.is_some()) || self.fault().is_some() {
@@ -180,14 +180,14 @@ impl Worker {
         }
     }
 
-    /// Hands a command to the thread.
+    /// Passes a command to the thread.
     pub fn submit(&self, command: Command) -> Result<()> {
         self.commands.send(command).map_err(|_| self.ended())?;
         self.bell.ring();
         Ok(())
     }
 
-    /// The next answer. The thread answers every command, with an error if need be.
+    /// Waits for the next answer. The thread answers every command, with an error if necessary.
     pub fn wait<T>(&self, answers: &Receiver<Result<T>>) -> Result<T> {
         let _wait = waits::wait();
         waits::until(|limit| match limit {
@@ -196,7 +196,7 @@ impl Worker {
         })
     }
 
-    /// As [`wait`](Self::wait), but `None` if there is none within `limit`.
+    /// Waits as [`wait`](Self::wait) does. Returns `None` if no answer comes within `limit`.
     pub fn wait_within<T>(&self, answers: &Receiver<Result<T>>, limit: Duration) -> Result<Option<T>> {
         match answers.recv_timeout(limit) {
             Ok(answer) => answer.map(Some),
@@ -205,7 +205,7 @@ impl Worker {
         }
     }
 
-    /// Every answer to `task`, handed to `take` as it comes.
+    /// Runs `task`, and passes every answer to `take` when it comes.
     pub fn ask(
         &self,
         key: &Key,
@@ -235,8 +235,8 @@ impl Worker {
         })
     }
 
-    /// Leaves the job in order, when everything that was called is done. Other threads may be in a call: one
-    /// that waits is answered first, and later ones are errors.
+    /// Leaves the job in order, when everything that was called is done. Other threads may be in a call: a
+    /// call that waits is answered first, and later calls are errors.
     pub fn leave(&self) {
         self.shared.leaving.store(true, Ordering::Release);
         self.files.lock().drain(..).for_each(|file| drop(std::fs::remove_file(file)));

@@ -2,10 +2,11 @@
 //! scheduler.
 //!
 //! Each server has a `queue` of segments, ordered by priority and then by the order of the calls, with a
-//! limit on what is not answered. A segment becomes a message when there is room for it, so that a late call
-//! of high priority overtakes what has not left. An operation ends when all of its segments have left and the
-//! last answer is in; then its guards are dropped. `start`: when the first values leave; `patience`: the
-//! limits of waiting for answers; `elastic`: what is more in a job that goes on without lost workers.
+//! limit on the messages without an answer. A segment becomes a message when there is room for it, so that a
+//! late call of high priority overtakes segments that have not left. An operation ends when all of its
+//! segments have left and the last answer has come. Then its guards are dropped. `start`: the time at which
+//! the first values leave; `patience`: the limits of waiting for answers; `elastic`: additional work in a job
+//! that goes on without lost workers.
 
 mod elastic;
 mod patience;
@@ -39,7 +40,7 @@ use crate::status::{self, NodeStatus, Question};
 pub use crate::worker_loop::queue::window;
 use crate::worker_loop::queue::{PendingMessage, Queue, weight};
 
-/// Messages taken from one server before the others have their turn.
+/// The number of messages that are taken from one server before the other servers get their turn.
 const BATCH: usize = 32;
 
 /// The most messages to one server that wait to be written. The others stay in the queue, in the order of
@@ -58,15 +59,15 @@ struct OpenRequest {
     item: PendingMessage,
     server: usize,
     since: Instant,
-    /// The same by the timeline's clock.
+    /// The time at which the request was sent, by the timeline's clock.
     since_ns: u64,
     sent_bytes: u64,
-    /// The server has reported once that no worker is missing.
+    /// True if the server has reported once that no worker is missing.
     vouched: bool,
 }
 
-/// The number of servers that were asked whether everything sent has arrived, and which answers are still to
-/// come.
+/// A question to servers if everything that was sent has arrived: the number of servers that were asked, and
+/// the answers that have not come.
 #[derive(Default)]
 struct Flush {
     asked: usize,
@@ -74,8 +75,8 @@ struct Flush {
 }
 
 impl Flush {
-    /// Returns true if everything that was sent to `servers` has arrived. Asks them, once; `next` numbers the
-    /// answers.
+    /// Returns true if everything that was sent to `servers` has arrived. Asks each server once. `next`
+    /// numbers the answers.
     fn is_answered(&mut self, servers: &[ServerConnection], next: &mut u64) -> bool {
         while let Some(server) = servers.get(self.asked) {
             *next += 1;
@@ -88,7 +89,8 @@ impl Flush {
     }
 }
 
-/// The barriers that this worker waits at, by their numbers, and the number of those that it has come to.
+/// The barriers at which this worker waits, by their numbers, and the number of barriers to which it has
+/// come.
 #[derive(Default)]
 struct Barriers {
     waiting: Vec<(u64, Sender<Result<()>>)>,
@@ -98,9 +100,9 @@ struct Barriers {
 /// The calls of this worker since it started.
 struct CallCounts {
     started: Instant,
-    /// Operations and barriers.
+    /// The number of operations and barriers.
     calls: u64,
-    /// The pushes of the key that was pushed most often.
+    /// The number of pushes of the key that was pushed most often.
     steps: u64,
     /// The time for which operations were under way.
     moving: Stopwatch,
@@ -118,8 +120,7 @@ pub(super) struct WorkerLoop {
     patience: Patience,
     operations: BTreeMap<u64, Operation>,
     waiting: BTreeMap<u64, OpenRequest>,
-    /// Messages of pushes that no caller waits for, each with its server, until a word says that they are
-    /// done.
+    /// The messages of pushes for which no caller waits, each with its server, until a confirmation comes.
     words: BTreeMap<u64, (usize, PendingMessage)>,
     barriers: Barriers,
     next: u64,
@@ -127,7 +128,7 @@ pub(super) struct WorkerLoop {
     question: Option<Question>,
     waits: WaitRecord,
     flush: Flush,
-    /// Until values may leave.
+    /// The state of the start, until values may leave.
     connecting: Option<StartState>,
     closing_since: Option<Instant>,
     closing: bool,
@@ -154,7 +155,8 @@ impl WorkerLoop {
         let elastic = job.is_elastic.then(|| Membership::new(&job));
         let mut servers: Vec<_> = servers.collect();
         if elastic.is_some() {
-            // A round is answered when all of the key is there: no segment of it may wait for an answer.
+            // A round is answered when all segments of the key have arrived, so no segment may wait for an
+            // answer.
             servers.iter_mut().for_each(|server: &mut ServerConnection| server.queue.leave());
         }
         let connecting = (job.incarnation == 0).then(|| StartState::new(&patience));
@@ -184,7 +186,7 @@ impl WorkerLoop {
 
     /// Runs until the store is dropped.
     pub(super) fn run(mut self) {
-        // The first turn, which asks the servers whether they are connected, waits for no call.
+        // The first turn waits for no call, because it asks the servers if they are connected.
         self.bell.ring();
         while !(self.closing && self.operations.is_empty() && self.has_flushed()) {
             let was_closing = self.closing;
@@ -192,7 +194,7 @@ impl WorkerLoop {
                 Ok(()) => {}
                 Err(error) => {
                     if was_closing && !self.operations.is_empty() {
-                        // No caller waits for an error here.
+                        // No caller waits for this error.
                         notice(&error.report());
                     }
                     if let Err(cause) = self.link.send(&ToScheduler::Fault(error.clone())) {
@@ -226,7 +228,7 @@ impl WorkerLoop {
     }
 
     /// Returns true if everything that was sent has arrived, so that this worker can say goodbye. Asks the
-    /// servers; true after the limit in any case.
+    /// servers. Returns true after the limit in any case.
     fn has_flushed(&mut self) -> bool {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         if self.elastic.as_ref().is_some_and(Membership::has_uncommitted) && since.elapsed() < self.patience.silence {
@@ -268,7 +270,7 @@ impl WorkerLoop {
                 }
                 FromScheduler::Described { question, role, rank, status } => {
                     if let Some(asked) = self.question.as_ref().filter(|asked| asked.number == question) {
-                        // Whoever asked may have stopped waiting.
+                        // The caller that asked may have stopped waiting.
                         drop(asked.answers.send(NodeStatus { role, rank, status: *status }));
                     }
                 }
@@ -300,7 +302,7 @@ impl WorkerLoop {
         self.ask_who_is_missing()
     }
 
-    /// What this worker does.
+    /// Returns the state of this worker.
     fn describe(&self) -> RankStatus {
         let barrier = || self.barriers.waiting.first().map(|_| "barrier".to_owned());
         let doing = self.operations.values().next().map(Operation::describe).or_else(barrier);
@@ -318,7 +320,7 @@ impl WorkerLoop {
 
     fn take(&mut self, command: Command) -> Result<()> {
         if self.closing {
-            // Another thread of the program goes on calling.
+            // Another thread of the program still makes calls.
             refuse(command, &call::has_left());
             return Ok(());
         }
@@ -400,9 +402,9 @@ impl WorkerLoop {
         }
     }
 
-    /// Sends what there is room for, a message to each server in turn. Each worker begins with a server of
-    /// its own: otherwise the first messages of all workers would meet at one server's link, and then at the
-    /// next one's.
+    /// Sends messages while there is room, one to each server in turn. Each worker begins with another
+    /// server. Otherwise the first messages of all workers would share one server's link, and the next
+    /// messages the next server's.
     fn send_all(&mut self) {
         let first = self.job.rank % self.servers.len().max(1);
         let mut servers: Vec<usize> = (first..self.servers.len()).chain(0..first).collect();
@@ -411,7 +413,8 @@ impl WorkerLoop {
         }
     }
 
-    /// Sends the next message to a server, if there is one and room for it. Whether there was one.
+    /// Sends the next message to a server, if there is one and there is room for it. Returns true if it sent
+    /// one.
     fn send(&mut self, to: usize) -> bool {
         let server = &mut self.servers[to];
         if !server.optimizers.is_empty() || !server.connection.has_room(SEND_LIMIT) {

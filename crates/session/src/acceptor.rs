@@ -1,9 +1,9 @@
 //! The end that listens, and the connections that have not proved the job's secret yet.
 //!
-//! At the limit of these the oldest is closed if it has had its time. Otherwise the new one is closed, and
-//! may try again. So silent or slow strangers delay nobody, a crowd keeps no process of the job out, and the
-//! cost is bounded. A connection that is turned away is reset, since a clean close would look like the end of
-//! this process.
+//! At the limit of such connections, the oldest is closed if its time is over. Otherwise the new one is
+//! closed, and may try again. So silent or slow strangers delay nobody, a crowd keeps no process of the job
+//! out, and the cost is bounded. A refused connection is reset, since a clean close would look like the end
+//! of this process.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -19,10 +19,10 @@ use ringpull_base::{Secret, forked};
 use crate::Settings;
 use crate::handshake::{Examination, HandshakeFailure, ProvedClient, Verdict};
 
-/// The number of connections that have not proved the secret and are kept beside those of the job.
+/// The most connections that have not proved the secret, in addition to those of the job.
 const MOST_PENDING: usize = 64;
 
-/// The number of connections that are accepted before open ones are served.
+/// The number of connections that are accepted before open connections are served.
 const TURN: usize = 256;
 
 /// The pause in accepting after the system has run out of descriptors or memory.
@@ -40,21 +40,21 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// Returns true if a process of the job has this identity.
 pub type Admits = Box<dyn Fn(&[u8]) -> bool + Send>;
 
-/// The processes that may connect, and the conduct towards them.
+/// The processes that may connect, and the settings for them.
 pub struct Door {
-    /// `the scheduler`, `server 1`, `rank 0`: those that connect have to look for this name.
+    /// `the scheduler`, `server 1`, `rank 0`: the name that a connecting process must ask for.
     pub name: String,
     /// The job's secret.
     pub secret: Option<Secret>,
-    /// Decides by the identity.
+    /// Decides by its identity if a process may connect.
     pub admits: Admits,
-    /// The most processes at a time.
+    /// The most processes that may be connected at a time.
     pub most: usize,
     /// The limits of time and memory.
     pub settings: Settings,
 }
 
-/// The listening sockets, and the connections made there that have proved nothing.
+/// The listening sockets, and their connections that have not proved the secret.
 pub(crate) struct Acceptor {
     pub(crate) door: Door,
     listeners: Vec<TcpListener>,
@@ -81,13 +81,13 @@ impl Acceptor {
         Acceptor { door, listeners, pending: Vec::new(), exhausted: None }
     }
 
-    /// Listens on these addresses alone.
+    /// Listens on these addresses only.
     pub(crate) fn keep(&mut self, interfaces: &[IpAddr]) {
         let is_kept = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| interfaces.contains(&at.ip()));
         self.listeners.retain(is_kept);
     }
 
-    /// Turns everybody away, present and future.
+    /// Refuses all waiting and future connections.
     pub(crate) fn close(&mut self) {
         self.listeners.clear();
         self.pending.drain(..).for_each(|pending| reset(&pending.stream));
@@ -100,13 +100,13 @@ impl Acceptor {
         listening.map(|listener| PollFd::new(listener, PollFlags::IN)).chain(pending)
     }
 
-    /// The time of the next look, if one has to come without an event.
+    /// Returns the time of the next check that is needed without an event.
     pub(crate) fn next_look(&self) -> Option<Instant> {
         self.pending.iter().map(|pending| pending.since + GREETING).chain(self.exhausted).min()
     }
 
-    /// Takes the connections that came, and returns those that have proved the secret. Calls `refuse` for the
-    /// others.
+    /// Accepts new connections, and returns those that have proved the secret. Calls `refuse` for connections
+    /// that have failed to.
     pub(crate) fn accept(&mut self, mut refuse: impl FnMut(IpAddr, &str)) -> Vec<ProvedConnection> {
         if self.exhausted.is_none_or(|until| until <= Instant::now()) {
             self.exhausted = None;
@@ -145,8 +145,8 @@ impl Acceptor {
                 Ok(new) => new,
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => break,
                 Err(cause) => {
-                    // There may be no descriptor left; the connection stays in the queue, and is not asked
-                    // for all the time.
+                    // There may be no descriptor left. The connection stays in the queue, and the acceptor
+                    // pauses before it tries again.
                     tracing::debug!(%cause, "a connection to {} could not be accepted", self.door.name);
                     self.exhausted = Some(Instant::now() + EXHAUSTED);
                     break;
@@ -167,7 +167,7 @@ impl Acceptor {
     }
 }
 
-/// The place of a new connection among those that have proved nothing.
+/// The room for a new connection among those that have not proved the secret.
 #[derive(Debug, PartialEq, Eq)]
 enum Room {
     Free,
@@ -175,7 +175,8 @@ enum Room {
     None,
 }
 
-/// Finds a place, at most `most` in all, beside connections that are there since these times.
+/// Finds room for a new connection, with at most `most` in all. `there` has the times at which the others
+/// came.
 fn room(there: impl ExactSizeIterator<Item = Instant>, most: usize, now: Instant) -> Room {
     if there.len() < most {
         return Room::Free;
@@ -187,7 +188,7 @@ fn room(there: impl ExactSizeIterator<Item = Instant>, most: usize, now: Instant
 }
 
 impl Pending {
-    /// Reads and answers what has come. Returns the client once it has proved the secret.
+    /// Reads and answers what has come. Returns the client when it has proved the secret.
     fn read(&mut self, secret: Option<&Secret>) -> Result<Option<ProvedClient>, HandshakeFailure> {
         let mut piece = [0; 256];
         loop {
@@ -201,7 +202,7 @@ impl Pending {
             };
             let mut reply = Vec::new();
             let outcome = self.examination.take(&piece[..count], secret, &mut reply);
-            // An empty connection takes so little at once.
+            // An empty connection takes such a short reply at once.
             self.stream.write_all(&reply)?;
             match outcome {
                 Ok(None) => {}
@@ -214,7 +215,7 @@ impl Pending {
 /// The reason of a refusal, for the log.
 pub(crate) fn reason(failure: &HandshakeFailure) -> String {
     let reason = match failure {
-        HandshakeFailure::Io(cause) => return format!("it did not say who it is ({cause})"),
+        HandshakeFailure::Io(cause) => return format!("it did not introduce itself ({cause})"),
         HandshakeFailure::Foreign => "it does not speak this protocol, or another version of it",
         HandshakeFailure::WantsSecret => {
             "it has a secret and this node has none; set RINGPULL_SECRET on every node of the job, or on none"
@@ -233,7 +234,7 @@ pub(crate) fn reason(failure: &HandshakeFailure) -> String {
     reason.to_owned()
 }
 
-/// Ends a connection as a network may, and not as the end of a process does.
+/// Resets a connection, as a network may, so that it does not look like the end of a process.
 pub(crate) fn reset(stream: &TcpStream) {
     if let Err(cause) = rustix::net::connect_unspec(stream) {
         tracing::debug!(%cause, "a connection had ended before it was reset");

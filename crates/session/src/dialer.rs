@@ -17,10 +17,10 @@ use crate::{Event, Settings};
 /// The time between a failure and the next attempt.
 pub(crate) const RECONNECT: Duration = Duration::from_millis(50);
 
-/// The process to connect to, and this process's introduction to it.
+/// The process to which to connect, and this process's introduction.
 #[derive(Debug, Clone)]
 pub struct DialTarget {
-    /// Its addresses, which are tried in turn.
+    /// The process's addresses, which are tried in turn.
     pub to: Vec<SocketAddr>,
     /// `the scheduler`, `server 1`, `rank 0`: the name by which it listens, of at most 32 bytes.
     pub name: String,
@@ -30,8 +30,8 @@ pub struct DialTarget {
     pub secret: Option<Secret>,
     /// The limits of time and memory.
     pub settings: Settings,
-    /// True if this process keeps a port open as long as it lives. The other end tries it after a connection
-    /// has failed, and finds out at once that the process is gone.
+    /// True if this process keeps a port open as long as it lives. After a connection has failed, the other
+    /// end tries this port to find out at once if the process is gone.
     pub has_port: bool,
 }
 
@@ -41,9 +41,9 @@ pub(crate) struct Dialer {
     pub(crate) id: [u8; 16],
     goes_on: bool,
     attempt: u32,
-    /// Since when the peer's system has refused or closed every connection.
+    /// The time since which the peer's system has refused or closed every connection.
     closed: Option<Instant>,
-    /// Never accepts: that it listens says that the process lives.
+    /// A listener that never accepts. It only shows that the process is alive.
     port: Option<TcpListener>,
     pub(crate) next: Instant,
 }
@@ -52,9 +52,9 @@ pub(crate) struct Dialer {
 pub(crate) enum DialOutcome {
     /// A connection, and the number of the last frame that the peer has received.
     Connected(TcpStream, u64),
-    /// There is none yet.
+    /// There is no connection yet.
     Again,
-    /// There will be none.
+    /// There will be no connection.
     Never(Event),
 }
 
@@ -79,8 +79,8 @@ impl Dialer {
             }
             // It has ended the session.
             Err(HandshakeFailure::Refused(Verdict::Forgotten)) => return DialOutcome::Never(gone()),
-            // Another process may have its port by now, or somebody answers in its place. If a closed
-            // connection is not the end of a peer at once, there is time to find out.
+            // Another process may have the peer's port by now, or a stranger answers in its place. If a
+            // closed connection does not count as the peer's end at once, there is time to find out.
             Err(refusal) if self.goes_on => {
                 tracing::debug!(?refusal, "{} does not answer as it did", self.target.name);
                 !self.target.settings.resume.is_zero()
@@ -89,13 +89,13 @@ impl Dialer {
             Err(_) => false,
         };
         if !self.goes_on {
-            // Another of its addresses may be the one that leads there.
+            // Another of its addresses may lead to the process.
             self.target.to.rotate_left(1);
         }
         self.has_closed(is_closing)
     }
 
-    /// The peer's system has closed a connection, or has not: decides if the peer is gone.
+    /// Decides if the peer is gone, after its system has closed a connection (`is_closing`) or not.
     pub(crate) fn has_closed(&mut self, is_closing: bool) -> DialOutcome {
         self.closed = self.closed.or_else(|| Some(Instant::now())).filter(|_| is_closing);
         let is_gone = self.closed.is_some_and(|since| since.elapsed() >= self.target.settings.resume);
@@ -117,7 +117,7 @@ impl Dialer {
         let (identity, wanted) = (target.identity.clone(), target.name.clone().into_bytes());
         let hello = Hello { session: self.id, port, identity, wanted };
         let random = random().map_err(io::Error::other)?;
-        // If this end gives up, the other must not take that for the end of the process.
+        // If this end gives up, the peer must not take that for the end of the process.
         sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).map_err(io::Error::from)?;
         let mut talk = Talk { stream: &stream, deadline: Instant::now() + GREETING.min(target.settings.attempt) };
         let (mut client, hello) = Client::new(&hello, target.secret.as_ref(), random);
@@ -132,14 +132,15 @@ impl Dialer {
     }
 }
 
-/// The end of a peer that has closed its connections.
+/// Returns the event for a peer that has closed its connections.
 pub(crate) fn gone() -> Event {
     Event::Gone("its process ended".to_owned())
 }
 
-/// Returns true if the peer's system listens no more, or closed the connection, as it does when a process
-/// ends. A proxy that has lost the process closes too; a reset is of either. If a closed connection is the
-/// end of a peer at once, only a closed port counts here: a network may break a handshake in every way.
+/// Returns true if the peer's system no longer listens, or has closed the connection, as at the end of a
+/// process. A proxy that has lost the process also closes the connection, and a reset may come from either.
+/// If a closed connection counts as the peer's end at once, only a closed port counts here, because a network
+/// may break a handshake in any way.
 fn is_closed(cause: &io::Error, resume: Duration) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionRefused, UnexpectedEof, WriteZero};
     let is_ended = matches!(cause.kind(), UnexpectedEof | BrokenPipe | WriteZero);
@@ -177,7 +178,7 @@ fn explain(refusal: &HandshakeFailure, target: &DialTarget) -> Error {
     Error::Io { action, path, text: text.to_owned(), remedy: remedy.to_owned() }
 }
 
-/// A stream whose reads and writes end together at one deadline.
+/// A stream with one deadline for all its reads and writes.
 struct Talk<'a> {
     stream: &'a TcpStream,
     deadline: Instant,
@@ -205,7 +206,7 @@ impl Talk<'_> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // Less than any socket's buffer.
+        // This is less than any socket's buffer.
         self.stream.set_write_timeout(self.left()?)?;
         self.stream.write_all(bytes)
     }

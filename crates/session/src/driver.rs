@@ -1,5 +1,5 @@
 //! The thread of a listener with all its sessions, or of one connection that this process has opened. It
-//! reads, writes, and makes broken connections again.
+//! reads, writes, and reconnects after a connection breaks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -37,7 +37,7 @@ struct DriverState {
     name: String,
     waker: Arc<Waker>,
     sessions: Mutex<OwnedSessions>,
-    /// The addresses of this host on which the listener goes on listening; `None` if nothing is to change.
+    /// The addresses of this host on which the listener is to go on listening, or `None` if nothing changes.
     interfaces: Mutex<Option<Vec<IpAddr>>>,
     refusals: Mutex<Refusals>,
     /// True if no new session begins, and the thread ends when the last session has ended.
@@ -46,7 +46,7 @@ struct DriverState {
     is_over: AtomicBool,
 }
 
-/// The sessions that the owner can reach, and the number of frames that closed sessions have lost.
+/// The sessions that the owner can use, and the number of frames that closed sessions have lost.
 #[derive(Default)]
 struct OwnedSessions {
     by_name: BTreeMap<Vec<u8>, Arc<Session>>,
@@ -87,8 +87,8 @@ impl DriverState {
     }
 }
 
-/// The owner's handle of all sessions of one thread, which listens or has connected. Dropping it ends the
-/// sessions.
+/// The owner's handle of all sessions of one thread. The thread listens or has connected. Dropping the handle
+/// ends the sessions.
 pub struct Endpoint {
     shared: Arc<DriverState>,
     /// A channel that is disconnected when the thread has ended.
@@ -99,7 +99,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Answers all connections at these sockets, which [`crate::listen`] has made.
+    /// Accepts connections at these sockets, which [`crate::listen`] has made.
     pub fn listen(sockets: Vec<TcpListener>, door: Door, sink: Arc<dyn Sink>) -> Result<Self> {
         let (name, settings) = (door.name.clone(), door.settings);
         Ok(Self::start(name, settings, sink, Some(Acceptor::new(sockets, door)), None)?.0)
@@ -145,7 +145,7 @@ impl Endpoint {
                     tracing::error!(%cause, "the connections of {} are not looked at any more", driver.shared.name);
                 }
                 driver.finish_all(!matches!(run, Ok(Ok(()))));
-                // Its ports are closed before the owner is told.
+                // The thread's ports are closed before the owner is told of its end.
                 drop(driver);
                 drop(alive);
             })
@@ -153,12 +153,12 @@ impl Endpoint {
         Ok((Endpoint { shared, ended: Mutex::new(ended), may_block, linger: settings.linger }, session))
     }
 
-    /// The session with the process of that name, if there is one.
+    /// Returns the session with the process of this identity, if there is one.
     pub fn session(&self, identity: &[u8]) -> Option<Arc<Session>> {
         self.shared.sessions.lock().by_name.get(identity).cloned()
     }
 
-    /// Listens on these addresses of this host alone.
+    /// Listens only on these addresses of this host.
     pub fn keep(&self, interfaces: Vec<IpAddr>) {
         *self.shared.interfaces.lock() = Some(interfaces);
         self.shared.waker.wake();
@@ -171,7 +171,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends the session with the process of that name.
+    /// Ends the session with the process of this identity.
     pub fn dismiss(&self, identity: &[u8]) {
         let mut sessions = self.shared.sessions.lock();
         if let Some(session) = sessions.by_name.get(identity).cloned() {
@@ -218,7 +218,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// A peer, and whether its port is open.
+/// A peer, and true if its port is open.
 type PortCheck = (Vec<u8>, bool);
 
 /// The state of the thread.
@@ -239,10 +239,10 @@ struct Peer {
     /// The number of its latest connection. A connection with a lower number that is read later does not
     /// replace it.
     attempt: u32,
-    /// The address of a port that its process keeps open.
+    /// The address of a port that the peer's process keeps open.
     port: Option<SocketAddr>,
-    /// True if that port was reached before. Only then does a closed port show that the process is gone;
-    /// otherwise a firewall may be the reason.
+    /// True if this port was reached before. Only then does a closed port show that the process is gone.
+    /// Otherwise a firewall may be the reason.
     was_reached: bool,
     /// The time of the next attempt at the port, while there is no connection. Without a port it is the time
     /// at which the peer counts as gone.
@@ -293,7 +293,7 @@ impl Driver {
         for name in self.peers.keys().cloned().collect::<Vec<_>>() {
             drop(self.peers[&name].session.detach());
             let gone = Event::Gone(format!("{thread} has ended"));
-            // The sink may be what has failed.
+            // The sink itself may have failed.
             drop(catch_unwind(AssertUnwindSafe(|| self.finish(&name, gone))));
         }
         if has_failed {
@@ -354,7 +354,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The time of the next thing to do without an event.
+    /// Returns the time of the next work that needs no event.
     fn next_time(&self) -> Option<Instant> {
         let of_peers = self.peers.values().filter_map(Peer::next_time);
         let dials = self.dialer.as_ref().filter(|_| self.peers.values().any(|peer| peer.connection.is_none()));
@@ -362,7 +362,7 @@ impl Driver {
         of_peers.chain(dials.map(|dialer| dialer.next)).chain(acceptor).min()
     }
 
-    /// Connects, if there is no connection and it is time.
+    /// Connects, if there is no connection and an attempt is due.
     fn dial(&mut self) {
         let Some(dialer) = &mut self.dialer else { return };
         let waiting = self.peers.iter().find(|(_, peer)| peer.connection.is_none());
@@ -510,7 +510,7 @@ impl Driver {
         }
     }
 
-    /// Gives a process its session if it has none, and then the new connection.
+    /// Begins a session for the process if it has none, and gives the session the new connection.
     fn admit(&mut self, arrival: ProvedConnection) {
         let ProvedConnection { stream, from, proved } = arrival;
         let is_new = !proved.resumption.goes_on && !self.peers.contains_key(&proved.hello.identity);
@@ -575,7 +575,7 @@ impl Driver {
         }
     }
 
-    /// Takes the result of a look at a peer's port.
+    /// Takes the result of an attempt at a peer's port.
     fn port_was_tried(&mut self, name: &[u8], is_there: bool) {
         let Some(peer) = self.peers.get_mut(name) else { return };
         peer.was_reached |= is_there;
@@ -584,8 +584,8 @@ impl Driver {
         }
     }
 
-    /// Finds out whether a peer's process listens, in a thread of its own. If the host does not answer, that
-    /// thread lasts for the time limit of an attempt.
+    /// Finds out on a separate thread if a peer's process listens. If the host does not answer, the thread
+    /// lasts for the time limit of an attempt.
     fn look(&self, name: &[u8]) {
         let Some((peer, port)) = self.peers.get(name).and_then(|peer| Some((peer, peer.port?))) else { return };
         let (name, attempt) = (name.to_vec(), peer.session.settings.attempt);
@@ -605,7 +605,7 @@ impl Driver {
 }
 
 impl Peer {
-    /// The time of the next thing to do without an event.
+    /// Returns the time of the next work that needs no event.
     fn next_time(&self) -> Option<Instant> {
         self.connection.as_ref().map_or(self.due, |connection| connection.confirm_at)
     }
@@ -641,7 +641,7 @@ impl ConnectedPeer {
         Ok(())
     }
 
-    /// Gives received frames to the session, while there is room for them.
+    /// Passes received frames to the session, while there is room for them.
     fn receive(&mut self, session: &Arc<Session>) -> std::result::Result<(), End> {
         let mut left = TURN_BYTES;
         let stream = Arc::clone(&self.stream);
@@ -682,7 +682,7 @@ mod unit_tests {
         fn failed(&self, _: Error) {}
     }
 
-    /// The thread and the owner may both end a session, at the same time.
+    /// The thread and the owner may end a session at the same time.
     #[test]
     fn a_frame_that_was_lost_is_counted_once_whoever_ends_its_session_and_only_if_that_was_closed() {
         let limits = crate::Limits { header: 9, payload: 9, waiting_bytes: 9, waiting: 9, unwritten_bytes: 9 };

@@ -1,12 +1,14 @@
-//! Frames between two processes, in order and each once, over one connection after another. Pure.
+//! Frames between two processes, in order and each once, over one connection after another. This module does
+//! no I/O.
 //!
-//! Each direction numbers its frames from 1. A frame is kept until the peer has confirmed it. The handshake
-//! of a new connection says which number came last; everything after it is sent again.
+//! Each direction numbers its frames from 1. A frame is kept until the peer has confirmed it. In the
+//! handshake of a new connection each end reports the number of the last frame that came, and all later
+//! frames are sent again.
 //!
 //! A frame is a prefix of 24 bytes (its number, the number of the last frame received, the lengths), its
-//! header and its payload. A prefix without a number carries nothing but a confirmation; the last prefix is a
-//! goodbye, which the peer answers by a goodbye that confirms all frames before it. An end whose goodbye was
-//! lost with its connection says it again over the next.
+//! header and its payload. A prefix without a number only carries a confirmation. The last prefix is a
+//! goodbye, which the peer answers with a goodbye that confirms all frames before it. If a goodbye was lost
+//! with its connection, it is sent again over the next connection.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -23,11 +25,12 @@ const CONFIRMATION: u64 = 0;
 /// The number of a goodbye.
 const GOODBYE: u64 = u64::MAX;
 
-/// Frames that came are confirmed after this many, or this many bytes, at the latest.
+/// The number of received frames, and the number of their bytes, after which they are confirmed at the
+/// latest.
 const CONFIRM_FRAMES: u64 = 64;
 const CONFIRM_BYTES: usize = 1 << 20;
 
-/// Short frames are written together, this many bytes at a time.
+/// Short frames are written together, in batches of this number of bytes.
 const BATCH_BYTES: usize = 32 << 10;
 
 /// The bytes that are read at once, unless a longer frame is known to come.
@@ -40,10 +43,11 @@ pub(crate) struct Frames {
     pub(crate) kept_bytes: usize,
     /// The number of the first kept frame.
     first: u64,
-    /// The number of those that have been taken for the present connection, and the bytes of the others.
+    /// The number of kept frames that were composed for the current connection, and the bytes of the others.
     composed: usize,
     pub(crate) uncomposed_bytes: usize,
-    /// The last frame received, the last one that the peer knows to be, and the bytes in between.
+    /// The number of the last frame received, the number of the last frame confirmed to the peer, and the
+    /// bytes in between.
     pub(crate) received: u64,
     confirmed: u64,
     unconfirmed_bytes: usize,
@@ -88,8 +92,8 @@ impl Frames {
         self.kept.len() - self.composed
     }
 
-    /// Begins a connection whose other end has received the frames up to `theirs`, and knows what this end
-    /// has received.
+    /// Begins a connection. The other end has received the frames up to `theirs`, and knows the frames that
+    /// this end has received.
     pub(crate) fn begin(&mut self, theirs: u64) -> Result<(), End> {
         self.confirm(theirs)?;
         (self.composed, self.uncomposed_bytes) = (0, self.kept_bytes);
@@ -97,8 +101,8 @@ impl Frames {
         Ok(())
     }
 
-    /// Takes the next frame for the connection, and those behind it while they are short. Returns false if
-    /// there is none.
+    /// Takes the next frame for the connection, and the following frames while they are short. Returns false
+    /// if there is none.
     pub(crate) fn compose(&mut self, to: &mut Outgoing) -> bool {
         to.clear();
         while let Some(frame) = self.kept.get(self.composed) {
@@ -125,7 +129,7 @@ impl Frames {
         true
     }
 
-    /// Composes a goodbye, or else a confirmation.
+    /// Composes a goodbye if `is_goodbye`, and a confirmation otherwise.
     pub(crate) fn compose_control(&mut self, is_goodbye: bool, to: &mut Outgoing) {
         to.clear();
         let number = if is_goodbye { GOODBYE } else { CONFIRMATION };
@@ -134,18 +138,18 @@ impl Frames {
         (self.confirmed, self.unconfirmed_bytes) = (self.received, 0);
     }
 
-    /// Returns true if frames have come that the peer does not know to be here.
+    /// Returns true if received frames have not been confirmed to the peer.
     pub(crate) fn is_unconfirmed(&self) -> bool {
         self.received != self.confirmed
     }
 
-    /// Returns true if these are so many that they are to be confirmed now.
+    /// Returns true if there are enough unconfirmed frames to confirm them now.
     pub(crate) fn is_confirmation_due(&self) -> bool {
         self.received - self.confirmed >= CONFIRM_FRAMES || self.unconfirmed_bytes >= CONFIRM_BYTES
     }
 
-    /// Reads the prefix of an arrival. Returns true if it is the next frame, which is not received by this,
-    /// and false if it only confirms.
+    /// Reads a received prefix. Returns true if it belongs to the next frame, and false if it only confirms.
+    /// Does not count the frame as received.
     pub(crate) fn look_at(&mut self, prefix: Prefix) -> Result<bool, End> {
         self.confirm(prefix.confirmed)?;
         if prefix.number == GOODBYE {
@@ -164,7 +168,7 @@ impl Frames {
         self.unconfirmed_bytes += bytes;
     }
 
-    /// The peer has received the frames up to `number`.
+    /// Records that the peer has received the frames up to `number`.
     fn confirm(&mut self, number: u64) -> Result<(), End> {
         let count = number.checked_add(1).and_then(|next| next.checked_sub(self.first)).map(|count| count as usize);
         let count = count.filter(|count| *count <= self.composed);
@@ -181,11 +185,11 @@ impl Frames {
 pub(crate) enum End {
     /// The peer or this end has said goodbye.
     Goodbye,
-    /// The peer's system closed it, as the end of a process does.
+    /// The peer's system has closed the connection, as at the end of a process.
     Closed,
-    /// It failed (a reset, or nothing was confirmed), whatever became of the peer.
+    /// The connection has failed (a reset, or nothing was confirmed). That shows nothing about the peer.
     Broken(io::Error),
-    /// The peer sent what no peer sends.
+    /// The peer has violated the protocol.
     Violation(String),
 }
 
@@ -212,8 +216,8 @@ impl Outgoing {
         self.at = 0;
     }
 
-    /// Writes until all has been written, or until the error, which may be that the system takes no more now.
-    /// Returns the number of bytes.
+    /// Writes until all bytes have been written, or until an error. The system taking no more bytes now is
+    /// such an error. Returns the number of bytes.
     pub(crate) fn write(&mut self, mut to: impl Write) -> io::Result<usize> {
         let begun = self.at;
         while !self.is_empty() {
@@ -265,7 +269,7 @@ impl Prefix {
 /// A frame and its prefix.
 type Received = (Prefix, Frame<Vec<u8>>);
 
-/// Bytes from the system that are not a whole frame yet.
+/// Received bytes that are not a whole frame yet.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     input: Vec<u8>,
@@ -274,8 +278,8 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// The next whole frame; none if more has to come first. `read` appends bytes to a vector that has room
-    /// for some.
+    /// Returns the next whole frame, or `None` if more bytes have to come first. `read` appends bytes to a
+    /// vector that has room.
     pub(crate) fn next(
         &mut self,
         limits: &Limits,
@@ -310,13 +314,13 @@ impl Incoming {
                 self.begun = Some((prefix, frame));
                 continue;
             }
-            // A long rest is read into place.
+            // A long rest of a frame is read directly into the frame.
             let into = missing.filter(|(part, len)| len - part.len() >= PIECE_BYTES);
             self.input.drain(..self.at);
             self.at = 0;
             let outcome = if let Some((part, len)) = into {
                 let outcome = read(part);
-                // If the vector had room for more, that belongs to the next frame.
+                // If the vector had room for more, the surplus belongs to the next frame.
                 self.input.extend(part.drain(len.min(part.len())..));
                 outcome
             } else {
@@ -346,7 +350,7 @@ mod unit_tests {
             if left.is_empty() {
                 return Err(ErrorKind::WouldBlock.into());
             }
-            // More than there is room for, as a vector with more room than was asked for may get.
+            // Read more than was asked for, as may happen if the vector has more room.
             let count = left.len().min(into.capacity() - into.len() + 100);
             into.extend_from_slice(&left[..count]);
             left = &left[count..];

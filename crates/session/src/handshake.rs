@@ -1,8 +1,9 @@
-//! The first bytes of every connection, by which its ends know each other. Pure.
+//! The first bytes of every connection, by which its ends recognise each other. This module does no I/O.
 //!
-//! Both ends have the job's secret, or neither has. Each proves it by a keyed hash over fresh random numbers
-//! of both, and over the name of the process that the client looks for. An overheard proof is useless on
-//! another connection, in the other direction, and at another process of the job:
+//! Either both ends have the job's secret or neither has. Each end proves that it has the secret by a keyed
+//! hash over fresh random numbers of both ends and over the name of the process that the client looks for. So
+//! an overheard proof is useless on another connection, in the other direction, and for another process of
+//! the job:
 //!
 //! ```text
 //!   client                                               server
@@ -12,9 +13,9 @@
 //!     | <-- verdict, proof(secret, all above) ------------ |
 //! ```
 //!
-//! Each message has a fixed size: a client that has proved nothing costs the server a buffer of some hundred
-//! bytes. The client proves first, so strangers get nothing that depends on the secret. The connection is not
-//! encrypted: an attacker who can change what travels between two hosts can change values.
+//! Each message has a fixed size, so a client that has proved nothing costs the server a buffer of some
+//! hundred bytes. The client sends its proof first, so strangers get nothing that depends on the secret. The
+//! connection is not encrypted: an attacker who can change the traffic between two hosts can change values.
 
 use std::io;
 
@@ -30,7 +31,7 @@ const START: usize = MAGIC.len() + 1;
 const NAME: usize = 32;
 
 pub(crate) const HELLO: usize = START + 32 + 16 + 2 + 2 * (1 + NAME);
-/// The place of the two names in a hello.
+/// The offsets of the two names in a hello.
 const NAMES: [usize; 2] = [START + 50, START + 50 + 1 + NAME];
 pub(crate) const CHALLENGE: usize = START + 32;
 const RESUMPTION: usize = 1 + 4 + 8;
@@ -41,13 +42,13 @@ pub(crate) const VERDICT: usize = RULING + CODE_BYTES;
 /// The introduction of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Random, the same for every connection of a session.
+    /// A random number, the same for every connection of a session.
     pub(crate) session: [u8; 16],
-    /// A port of its host that is open as long as its process lives; 0 if it has none.
+    /// A port of the client's host that is open as long as its process lives, or 0 if there is none.
     pub(crate) port: u16,
-    /// The name that messages to it are sent to.
+    /// The name to which messages for the client are sent.
     pub(crate) identity: Vec<u8>,
-    /// The name of the process that it looks for: `rank 0`, `server 1`.
+    /// The name of the process that the client looks for: `rank 0`, `server 1`.
     pub(crate) wanted: Vec<u8>,
 }
 
@@ -56,7 +57,7 @@ pub(crate) struct Hello {
 pub(crate) struct Resumption {
     /// True if there has been a connection before.
     pub(crate) goes_on: bool,
-    /// The number of connections that the client has begun, this one included.
+    /// The number of connections that the client has begun, including this one.
     pub(crate) attempt: u32,
     /// The number of the last frame received.
     pub(crate) received: u64,
@@ -65,13 +66,13 @@ pub(crate) struct Resumption {
 /// The answer of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Welcome; the number of the last frame received in this session.
+    /// The client is admitted. The number is that of the last frame received in this session.
     Admitted(u64),
-    /// The secret is another.
+    /// The client has another secret.
     WrongSecret,
     /// No process of the job has this identity, or another process has it.
     Unknown,
-    /// There is no such session any more.
+    /// The client's session has ended.
     Forgotten,
     /// There are more connections than processes of the job.
     Full,
@@ -109,12 +110,12 @@ impl Verdict {
     }
 }
 
-/// The reason for which there is no connection.
+/// The reason that there is no connection.
 #[derive(Debug)]
 pub(crate) enum HandshakeFailure {
     /// The connection broke, or was silent for too long.
     Io(io::Error),
-    /// The peer speaks something else.
+    /// The peer uses another protocol.
     Foreign,
     /// The peer has a secret, and this process has none.
     WantsSecret,
@@ -122,7 +123,7 @@ pub(crate) enum HandshakeFailure {
     HasNoSecret,
     /// The secrets differ.
     WrongSecret,
-    /// The peer has the secret, and refuses.
+    /// The peer has the secret, and refuses this process.
     Refused(Verdict),
 }
 
@@ -135,7 +136,7 @@ impl From<io::Error> for HandshakeFailure {
 /// The part of the client.
 pub(crate) struct Client<'a> {
     secret: Option<&'a Secret>,
-    /// All that has been said.
+    /// All bytes that both ends have sent.
     said: Vec<u8>,
 }
 
@@ -200,11 +201,11 @@ impl<'a> Client<'a> {
 #[derive(Debug)]
 pub(crate) struct Examination {
     random: [u8; 32],
-    /// All that has been said.
+    /// All bytes that both ends have sent.
     said: Vec<u8>,
 }
 
-/// A client that has proved itself, and waits for the verdict.
+/// A client that has proved the secret and waits for the verdict.
 #[derive(Debug)]
 pub(crate) struct ProvedClient {
     pub(crate) hello: Hello,
@@ -222,8 +223,9 @@ impl Examination {
         if self.said.len() < HELLO { HELLO - self.said.len() } else { HELLO + CHALLENGE + PROOF - self.said.len() }
     }
 
-    /// Takes at most [`Examination::missing`] bytes of the client, and appends the answer to `reply`, which
-    /// is to be sent in any case. A client that speaks something else is recognised by its first bytes.
+    /// Takes at most [`Examination::missing`] bytes of the client, and appends the answer to `reply`. The
+    /// answer must be sent even if this returns an error. A client with another protocol is recognised by its
+    /// first bytes.
     pub(crate) fn take(
         &mut self,
         bytes: &[u8],
@@ -284,7 +286,7 @@ impl ProvedClient {
     }
 }
 
-/// Returns an error unless the peer has a secret exactly if this process has.
+/// Returns an error if only one of the peer and this process has a secret.
 fn check_secrets(its: u8, secret: Option<&Secret>) -> Result<(), HandshakeFailure> {
     match (its != 0, secret.is_some()) {
         (true, false) => Err(HandshakeFailure::WantsSecret),
@@ -301,7 +303,7 @@ fn sign(message: &mut [u8], purpose: &str, said: &[u8], secret: Option<&Secret>)
     }
 }
 
-/// Returns true if the message ends with such a code, or no secret is known.
+/// Returns true if the message ends with the right code, or if this process has no secret.
 fn is_signed(message: &[u8], purpose: &str, said: &[u8], secret: Option<&Secret>) -> bool {
     let (text, code) = message.split_at(message.len() - CODE_BYTES);
     secret.is_none_or(|secret| secret.is_code(code, purpose, &[said, text]))
@@ -321,8 +323,8 @@ mod tests {
 
     const RESUMED: Resumption = Resumption { goes_on: true, attempt: 3, received: 7 };
 
-    /// Lets a client of one secret speak to a server of another, byte by byte; `change` changes a byte of
-    /// what the client or the server says.
+    /// Runs a handshake between a client and a server with these secrets, byte by byte. `change` may change a
+    /// byte of the client or of the server.
     fn talk(
         client: Option<&Secret>,
         server: Option<&Secret>,

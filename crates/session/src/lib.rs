@@ -1,10 +1,9 @@
 //! Framed, authenticated, resumable connections between the processes of a job: one protocol, for the control
 //! star and for parameter servers.
 //!
-//! A process listens (rank 0, the scheduler, servers) or connects: it has an [`Endpoint`]. Each pair of
-//! processes has a [`Session`], which outlives its TCP connections: frames are numbered and kept until the
-//! peer has confirmed them, so a connection that breaks is made again and continues where the old one
-//! stopped.
+//! A process has an [`Endpoint`], with which it listens (rank 0, the scheduler, servers) or connects. Each
+//! pair of processes has a [`Session`], which outlives its TCP connections. Frames are numbered and kept
+//! until the peer has confirmed them, so after a connection breaks, the next one continues where it stopped.
 //!
 //! ```text
 //!   handshake  pure: both ends prove the job's secret, in messages of a fixed size
@@ -47,7 +46,8 @@ pub use dialer::DialTarget;
 pub use driver::Endpoint;
 pub use session::Session;
 
-/// One message. A payload that is sent is shared, one that has come is the receiver's.
+/// One message. The payload of a sent frame is shared, and the payload of a received frame belongs to the
+/// receiver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Frame<P = Bytes> {
     /// An encoded message.
@@ -69,50 +69,51 @@ impl From<Vec<u8>> for Frame {
     }
 }
 
-/// The limits of what a process takes from one peer, and keeps for it.
+/// The limits on the data that a process takes from one peer and keeps for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// The longest header, in bytes.
     pub header: usize,
     /// The longest payload, in bytes.
     pub payload: usize,
-    /// Bytes that wait in this process before more is read.
+    /// The most bytes that may wait in this process before no more is read.
     pub waiting_bytes: usize,
-    /// Frames that wait in this process before more is read.
+    /// The most frames that may wait in this process before no more is read.
     pub waiting: usize,
-    /// Bytes for a peer that reads too slowly, before no more of it is read. At one end of the two only: else
-    /// each may wait for the other.
+    /// The most bytes that may wait for a peer that reads too slowly, before nothing more is read from it.
+    /// Only one of the two ends may have this limit: otherwise each may wait for the other.
     pub unwritten_bytes: usize,
 }
 
-/// The conduct of one end.
+/// The settings of one end.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// The limits of each session.
     pub limits: Limits,
-    /// A connection breaks if what was sent is not confirmed for this long. TCP repeats it ever more rarely,
-    /// and another connection comes sooner; nothing is lost by it.
+    /// The time after which a connection counts as broken if sent frames are not confirmed. TCP repeats them
+    /// more and more rarely, so a new connection is quicker, and nothing is lost by it.
     pub unconfirmed: Duration,
     /// The time limit of one attempt to connect.
     pub attempt: Duration,
-    /// A peer whose system has closed or refused connections is gone unless another comes within this time.
+    /// The time after which a peer counts as gone, if its system has closed or refused connections and no new
+    /// connection comes.
     pub resume: Duration,
-    /// An end that is dropped tries for this long to send the frames that it still has.
+    /// The time for which an end that is dropped tries to send its remaining frames.
     pub linger: Duration,
-    /// A sender hands a frame of at least so many bytes to the system itself, as far as that takes it at
-    /// once. So fewer threads are woken, or two share the work; short frames that are left to the driver are
-    /// written together.
+    /// A sender passes a frame of at least this number of bytes to the system itself, as far as the system
+    /// takes it at once. So fewer threads are woken, or two share the work. Short frames are left to the
+    /// driver, which writes several together.
     pub at_once_bytes: usize,
 }
 
 /// An event of a session, beside its frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// It has a connection, its first or another, over this address of this host.
+    /// The session has a connection, its first or a later one, over this address of this host.
     Connected(IpAddr),
-    /// The peer is gone, or the session has been ended by it: why.
+    /// The peer is gone or has ended the session, for this reason.
     Gone(String),
-    /// There will be no connection: the peer does not want this process, or is not of the job.
+    /// There will be no connection, because the peer refuses this process or is not of the job.
     Refused(Error),
 }
 
@@ -122,8 +123,9 @@ pub trait Sink: Send + Sync + 'static {
     fn frame(&self, from: &Arc<Session>, frame: Frame<Vec<u8>>);
     /// Takes an event.
     fn event(&self, of: &Arc<Session>, event: Event);
-    /// Takes the error that the driver's thread has failed, after [`Event::Gone`] of each of its sessions.
+    /// Takes the error of a driver's thread that has failed. Called after [`Event::Gone`] for each of its
+    /// sessions.
     fn failed(&self, error: Error);
-    /// Fewer frames wait to be sent, for a caller of [`Session::has_room`].
+    /// Called when fewer frames wait to be sent, after [`Session::has_room`] has returned false.
     fn has_room(&self) {}
 }

@@ -1,7 +1,7 @@
-//! One end of a session: its queue, its limits and its present connection, for all threads.
+//! One end of a session: its queue, its limits and its current connection. All threads may use it.
 //!
-//! A sender queues frames, and hands them to the system itself or leaves that to the driver. Bytes that the
-//! system does not take now are always sent by the driver.
+//! A sender queues frames. It passes them to the system itself, or leaves that to the driver. The driver
+//! always sends the bytes that the system does not take at once.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -30,15 +30,15 @@ impl Waker {
         Ok(Arc::new(Waker { fd, is_due: AtomicBool::new(false) }))
     }
 
-    /// Ends the present wait, or else the next.
+    /// Ends the current wait, or the next one if there is none.
     pub(crate) fn wake(&self) {
         if !self.is_due.swap(true, Ordering::SeqCst) {
-            // A counter that is full wakes the thread as well.
+            // A full counter wakes the thread too.
             rustix::io::write(&self.fd, &1u64.to_ne_bytes()).ok();
         }
     }
 
-    /// Begins another wait. What was changed before a wake is seen after this.
+    /// Begins another wait. Changes that were made before a wake-up are visible after this.
     pub(crate) fn rest(&self) {
         rustix::io::read(&self.fd, &mut [0; 8]).ok();
         self.is_due.store(false, Ordering::SeqCst);
@@ -48,7 +48,7 @@ impl Waker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SessionPhase {
     Open,
-    /// Queued frames are still sent, and then a goodbye. Frames that come are dropped.
+    /// Queued frames are still sent, and then a goodbye. Arriving frames are dropped.
     Closing,
     Over,
 }
@@ -68,32 +68,33 @@ pub struct Session {
 struct SessionState {
     phase: SessionPhase,
     frames: Frames,
-    /// True if the node waits until more frames are on their way.
+    /// True if the process waits for room in the queue.
     wants_room: bool,
-    /// Frames that have come and wait for the process.
+    /// The received frames that wait for the process.
     waiting: usize,
     waiting_bytes: usize,
-    /// True if nothing is read until there is room for more of them.
+    /// True if nothing is read until there is room for more frames.
     is_blocked: bool,
     goodbye: Goodbye,
 }
 
-/// This end's goodbye over the present connection.
+/// The state of this end's goodbye on the current connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goodbye {
     Unsaid,
-    /// The peer has said its own, and waits for this one.
+    /// The peer has sent its goodbye, and waits for this end's.
     Owed,
     OnItsWay,
 }
 
-/// The present connection, for those who write. It is locked before the state.
+/// The current connection, for threads that write. A thread that locks both this and the state locks this
+/// first.
 #[derive(Default)]
 struct Output {
     stream: Option<Arc<TcpStream>>,
     bytes: Outgoing,
-    /// The error that a sender has met. The system reports it once, and then tells a reader that the peer has
-    /// closed.
+    /// The error that a sender has got. The system reports it only once, and afterwards tells a reader that
+    /// the peer has closed.
     failed: Option<io::Error>,
 }
 
@@ -124,7 +125,8 @@ impl Session {
         &self.identity
     }
 
-    /// Queues a frame, without blocking. Returns false if it will never be sent, since the session is over.
+    /// Queues a frame, without blocking. Returns false if the session is over, so that the frame will never
+    /// be sent.
     pub fn send(&self, frame: impl Into<Frame>) -> bool {
         let mut state = self.state.lock();
         if state.phase != SessionPhase::Open {
@@ -144,8 +146,8 @@ impl Session {
         true
     }
 
-    /// Returns true if fewer than `limit` frames wait to be sent; if not, [`Sink::has_room`] is called when
-    /// one has been.
+    /// Returns true if fewer than `limit` frames wait to be sent. Otherwise [`Sink::has_room`] is called
+    /// after a frame has been sent.
     pub fn has_room(&self, limit: usize) -> bool {
         let mut state = self.state.lock();
         let has_room = state.frames.uncomposed() < limit;
@@ -158,7 +160,7 @@ impl Session {
         self.state.lock().frames.kept_bytes
     }
 
-    /// A frame of `bytes` bytes waits in this process no longer.
+    /// Records that a frame of `bytes` bytes no longer waits in this process.
     pub fn taken(&self, bytes: usize) {
         let mut state = self.state.lock();
         state.waiting -= 1;
@@ -175,8 +177,8 @@ impl Session {
         output.stream.as_ref().is_some_and(|stream| rustix::net::connect_unspec(&**stream).is_ok())
     }
 
-    /// Ends it at once. Returns the number of frames that the peer has not confirmed, if this end was closing:
-    /// no later end counts them again.
+    /// Ends the session at once. If this end was closing, returns the number of frames that the peer has not
+    /// confirmed. A later call does not count them again.
     pub(crate) fn end(&self) -> usize {
         let mut state = self.state.lock();
         let phase = std::mem::replace(&mut state.phase, SessionPhase::Over);
@@ -212,9 +214,9 @@ impl Session {
         self.state.lock().frames.kept()
     }
 
-    /// Answers the peer's goodbye by one that confirms its frames, behind a frame that is half written. Returns
-    /// true if the system has yet to take some of that. Other frames are dropped: what the peer has not
-    /// confirmed it does not want.
+    /// Answers the peer's goodbye with a goodbye that confirms the peer's frames. It is sent after a frame
+    /// that is partly written. Returns true if the system has not taken all of it yet. Other frames are
+    /// dropped, because the peer wants no more frames.
     pub(crate) fn answer_goodbye(&self) -> bool {
         let mut output = self.output.lock();
         let mut state = self.state.lock();
@@ -231,7 +233,7 @@ impl Session {
         self.state.lock().frames.received
     }
 
-    /// Takes a connection whose other end has received the frames up to `theirs`.
+    /// Takes a connection. Its other end has received the frames up to `theirs`.
     pub(crate) fn attach(&self, stream: &Arc<TcpStream>, theirs: u64) -> Result<(), End> {
         let mut output = self.output.lock();
         let mut state = self.state.lock();
@@ -246,14 +248,14 @@ impl Session {
     pub(crate) fn detach(&self) -> Option<io::Error> {
         let output = std::mem::take(&mut *self.output.lock());
         if let Some(stream) = output.stream {
-            // If it is broken it is closed already.
+            // A broken connection is closed already.
             drop(stream.shutdown(Shutdown::Both));
         }
         output.failed
     }
 
-    /// Hands the system the bytes that it takes. Returns true if there are more, or if it has failed.
-    /// `confirms` asks for a confirmation.
+    /// Passes the system the bytes that it takes. Returns true if more bytes are left or the connection has
+    /// failed. `confirms` asks for a confirmation.
     pub(crate) fn flush(&self, confirms: bool) -> bool {
         self.write(&mut self.output.lock(), confirms)
     }
@@ -311,18 +313,18 @@ impl Session {
         true
     }
 
-    /// Reads the prefix of what has come. Returns true if it is the next frame's.
+    /// Reads a received prefix. Returns true if it belongs to the next frame.
     pub(crate) fn look_at(&self, prefix: Prefix) -> Result<bool, End> {
         self.state.lock().frames.look_at(prefix)
     }
 
-    /// Hands the next frame to the process. Gives it back if there is no room for it, and wakes the driver
-    /// when there may be.
+    /// Passes the next frame to the process. If there is no room for it, returns it, and wakes the driver
+    /// when there may be room.
     pub(crate) fn receive(self: &Arc<Self>, frame: Frame<Vec<u8>>) -> Option<Frame<Vec<u8>>> {
         let (size, limits) = (frame.size(), &self.settings.limits);
         let mut state = self.state.lock();
         if state.phase != SessionPhase::Open {
-            // This end takes no more, and the peer's goodbye may be behind it.
+            // This end drops the frame, but the peer's goodbye may follow it.
             state.frames.receive(size);
             return None;
         }
@@ -340,7 +342,7 @@ impl Session {
         None
     }
 
-    /// Returns true if frames have come that the peer does not know to be here.
+    /// Returns true if received frames have not been confirmed to the peer.
     pub(crate) fn is_unconfirmed(&self) -> bool {
         self.state.lock().frames.is_unconfirmed()
     }

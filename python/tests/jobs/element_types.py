@@ -60,7 +60,7 @@ def sums(of, dtype):
         same(comm.allreduce(mine, "max").wait(), of([1, 0], (2,)))
         same(comm.allreduce(of([rank, 1], (2,)), "min").wait(), of([0, 1], (2,)))
         for op in "sum", "average":
-            raises(ValueError, [f"no {op} of bool", "max is or"], comm.allreduce, mine, op)
+            raises(ValueError, [f"no {op} of bool", "max for logical OR"], comm.allreduce, mine, op)
             raises(ValueError, [f"no {op} of bool"], comm.reduce_scatter, mine, op)
             raises(ValueError, [f"no {op} of bool"], comm.grouped_allreduce, [mine], op)
     elif dtype in ("uint32", "uint64"):

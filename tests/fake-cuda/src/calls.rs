@@ -1,4 +1,4 @@
-//! Every call of an entry point is counted, and the fault that the environment has for it is found here.
+//! Counts every call of an entry point, and finds the fault for it that the environment sets.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -13,13 +13,13 @@ use crate::settings::{Effect, SETTINGS};
 static COUNTS: LazyLock<Mutex<HashMap<&'static str, u64>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    /// The fault of the work that the present call of this thread queues.
+    /// The fault of the work that the current call of this thread queues.
     static LATER: Cell<Option<Effect>> = const { Cell::new(None) };
     /// The first call of NCCL that this thread was made to fail in its group.
     static FAILED: Cell<Option<c_int>> = const { Cell::new(None) };
 }
 
-/// Counts a call; the error that it is to return.
+/// Counts a call. Returns the error that the call must return, if there is one.
 pub(crate) fn count(entry: &'static str) -> Outcome<()> {
     let mut counts = COUNTS.lock();
     let number = counts.entry(entry).or_default();
@@ -38,12 +38,12 @@ pub(crate) fn count(entry: &'static str) -> Outcome<()> {
     }
 }
 
-/// Returns the fault of work that is queued now; asked once for each call.
+/// Returns the fault of work that is queued now. To be called once for each call.
 pub(crate) fn later() -> Option<Effect> {
     LATER.take()
 }
 
-/// Returns the error with which a group of NCCL's calls was made to fail; asked at its end.
+/// Returns the error with which a group of NCCL's calls was made to fail. To be called at the group's end.
 pub(crate) fn failed_in_group() -> Option<c_int> {
     FAILED.take()
 }
@@ -53,7 +53,7 @@ pub(crate) fn code(outcome: Outcome<()>) -> c_int {
     outcome.err().unwrap_or(0)
 }
 
-/// An entry point of C: it is counted, and a panic in it ends the process with its message.
+/// Defines entry points of C. Their calls are counted, and a panic ends the process with its message.
 macro_rules! entries {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(

@@ -1,9 +1,9 @@
-//! The driver's error codes that the double returns, and its texts.
+//! The error codes that the fake driver returns, and their texts.
 #![allow(missing_docs)]
 
 use std::ffi::{CStr, c_int};
 
-/// The result of a call: a code of the library that it belongs to is its error.
+/// The result of a call. Its error is a code of the library to which the call belongs.
 pub(crate) type Outcome<T> = Result<T, c_int>;
 
 pub const INVALID_VALUE: c_int = 1;

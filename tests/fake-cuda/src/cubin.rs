@@ -1,5 +1,5 @@
-//! Cubins, a GPU's own code in ELF: whether the device would take one, and which kernels it has. They cannot
-//! run here.
+//! Cubins, a GPU's own code in ELF. This checks if the device would take one, and finds its kernels. They
+//! cannot run here.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -24,7 +24,7 @@ pub(crate) unsafe fn is_cubin(image: *const c_char) -> bool {
 /// # Safety
 /// A whole cubin is at `image`.
 pub(crate) unsafe fn kernels(image: *const c_char) -> Outcome<Kernels> {
-    // SAFETY: the caller's.
+    // SAFETY: as the caller promises.
     let header = unsafe { slice::from_raw_parts(image.cast::<u8>(), HEADER) };
     let number = |at: usize, len: usize| (0..len).rev().fold(0, |sum, byte| sum << 8 | usize::from(header[at + byte]));
     // The tables of segments and of sections: where each begins, how long its entries are, how many it has.

@@ -1,7 +1,7 @@
 //! `libcuda.so.1`: the entry points that we call, and those that cudarc's safe layer calls for its slices.
 //!
-//! Each does what CUDA's documentation says of it, and refuses what a driver would refuse later, elsewhere or
-//! never. Arguments are C's: that pointers are what the header says is the caller's part.
+//! Each does what CUDA's documentation defines, and also refuses mistakes that a driver would refuse later,
+//! elsewhere or never. Arguments are C's: the caller must pass the pointers that the header defines.
 #![allow(unsafe_code)]
 #![allow(non_snake_case, missing_docs, clippy::not_unsafe_ptr_arg_deref)]
 
@@ -46,7 +46,8 @@ fn put<T>(to: *mut T, value: T) -> Outcome<()> {
     Ok(())
 }
 
-/// Memory that the driver knows, named in a call; what is wrong is a finding and an invalid value.
+/// Returns the memory that a call names. If the driver does not know it, that is a finding and an invalid
+/// value.
 fn known(call: &str, address: u64, len: usize) -> Outcome<memory::MemoryRegion> {
     memory::find(address, len).map_err(|text| {
         report("illegal address", &format!("{call}: {text}"));
@@ -54,7 +55,8 @@ fn known(call: &str, address: u64, len: usize) -> Outcome<memory::MemoryRegion> 
     })
 }
 
-/// Memory of a device, likewise.
+/// Returns the device of the memory that a call names. If it is none of a device, that is a finding and an
+/// invalid value.
 fn of_device(call: &str, address: u64, len: usize) -> Outcome<usize> {
     let (MemoryHome::Device(device) | MemoryHome::Host(device)) = known(call, address, len)?.home;
     Ok(device)
@@ -111,7 +113,7 @@ entries! {
         put(string, known.as_ptr())
     }
 
-    /// NVRTC looks here for a cache of the driver's, and does without one.
+    /// NVRTC asks here for a cache of the driver, but does not need one.
     fn cuGetExportTable(_table: *mut *const c_void, _id: *const c_void) {
         Err(NOT_FOUND)
     }
@@ -289,7 +291,7 @@ entries! {
         let device = memory::find(address, 1).ok().map_or(current, |region| match region.home {
             MemoryHome::Device(device) | MemoryHome::Host(device) => device,
         });
-        // The driver waits for what may use it.
+        // The driver waits for work that may use the memory.
         streams::drain(device);
         memory::free(address).map_err(|text| {
             report("illegal address", &format!("cuMemFree: {text}"));

@@ -1,5 +1,5 @@
-//! The reports of the double: mistakes of the program that a real driver would let pass, or answer by an
-//! error that says less.
+//! The reports of the fake driver: mistakes of the program that a real driver would not notice, or would
+//! report with a less precise error.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -17,8 +17,7 @@ pub(crate) fn report(kind: &str, text: &str) {
         }
     }
     for output in &mut outputs {
-        // One write, so that lines of several processes stay whole. A stderr that is closed is no reason
-        // to end.
+        // One write, so that lines of several processes stay whole. A closed stderr must not end the process.
         drop(output.write_all(line.as_bytes()));
     }
 }

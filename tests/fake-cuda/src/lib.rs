@@ -1,16 +1,16 @@
-//! The CUDA driver and NCCL for tests: one library that stands for `libcuda.so.1` and for `libnccl.so.2`.
+//! The CUDA driver and NCCL for tests: one library in place of `libcuda.so.1` and of `libnccl.so.2`.
 //!
 //! It computes without a GPU and is stricter than one. Kernels run from the PTX that the real NVRTC made of
-//! our sources, instruction by instruction. A mistake that a driver would let pass is a finding, in words,
-//! and an error of the call or of the device: an access beyond an allocation or to one that was given back,
-//! two accesses that no event orders, a handle or a stream of another context, ranks whose collectives
-//! differ. The host ends with a message if it touches memory of a device. Faults come where the environment
-//! says.
+//! our sources, instruction by instruction. A mistake that a driver would not notice is a finding with a
+//! text, and an error of the call or of the device. Such mistakes are an access outside an allocation or
+//! after it was freed, two accesses that no event orders, a handle or a stream of another context, and ranks
+//! with different collectives. The process ends with a message if the host touches memory of a device. The
+//! environment can set faults.
 //!
-//! - `settings`: what the environment says; `calls`: entry points are counted, and fail if they are to
+//! - `settings`: the settings of the environment; `calls`: counts calls, and makes them fail
 //! - `driver`: the driver's entry points; `machine`: devices and contexts; `codes`: its errors
-//! - `memory`: allocations; `streams`: streams and events; `work`: what runs on them; `order`: who may
-//! - `ptx`: kernels, `cubin`: those that cannot run here; `nccl`: NCCL; `findings`: what is reported
+//! - `memory`: allocations; `streams`: streams and events; `work`: their work; `order`: the order of accesses
+//! - `ptx`: kernels; `cubin`: kernels that cannot run here; `nccl`: NCCL; `findings`: the reports
 //!
 //! `folder` in `ringpull-processes` makes the folder that a process finds both libraries in.
 

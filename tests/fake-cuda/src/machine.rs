@@ -20,7 +20,7 @@ const CONTEXT: usize = 0xc0de_0000;
 pub(crate) struct FakeDevice {
     /// The number of the machine's device, whatever this process sees.
     pub(crate) physical: usize,
-    /// The error that it has failed with.
+    /// The error with which the device has failed.
     failed: OnceLock<c_int>,
     /// The number of times that its context was retained.
     pub(crate) retained: AtomicU32,
@@ -29,7 +29,7 @@ pub(crate) struct FakeDevice {
 }
 
 impl FakeDevice {
-    /// From now on every call is this error, as a real context is lost after one.
+    /// Fails the device: from now on every call returns this error, as a real context is lost after an error.
     pub(crate) fn fail(&self, code: c_int) {
         self.failed.get_or_init(|| code);
     }
@@ -63,7 +63,7 @@ pub(crate) fn start() {
     });
 }
 
-/// The devices; an error before `cuInit`.
+/// Returns the devices, or an error before `cuInit`.
 pub(crate) fn devices() -> Outcome<&'static [FakeDevice]> {
     DEVICES.get().map(Vec::as_slice).ok_or(NOT_INITIALIZED)
 }
@@ -73,7 +73,7 @@ pub(crate) fn device(ordinal: c_int) -> Outcome<&'static FakeDevice> {
     devices()?.get(ordinal as usize).ok_or(INVALID_DEVICE)
 }
 
-/// A device that has a handle of ours.
+/// Returns a device that has a handle of ours.
 pub(crate) fn known(index: usize) -> &'static FakeDevice {
     &DEVICES.get().expect("a handle was given out after cuInit")[index]
 }

@@ -1,8 +1,9 @@
 //! Memory of devices and pinned memory of the host.
 //!
 //! A device's memory is one file without a name that is mapped twice. Programs get addresses of the first
-//! mapping, which nobody may touch; the double works on the second. Memory that is given back is not given
-//! out again before the addresses have gone round, and fresh memory is all ones: a NaN of every float type.
+//! mapping, which nobody may touch. The fake driver works on the second. Addresses of freed memory are not
+//! used again until all others have been used. All bits of fresh memory are ones, which is a NaN in every
+//! float type.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use crate::settings::SETTINGS;
 
 /// The divisor of all addresses, and the least distance between two regions.
 const ALIGNMENT: u64 = 256;
-/// The ratio of a device's addresses to its memory.
+/// The number of times that a device's addresses exceed its memory.
 const TURNS: usize = 4;
 const FRESH: u8 = 0xff;
 
@@ -26,17 +27,17 @@ const FRESH: u8 = 0xff;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryHome {
     Device(usize),
-    /// Pinned, and of the device that was current then.
+    /// Pinned memory of the host, with the device that was current at its allocation.
     Host(usize),
 }
 
-/// A region as the double sees it.
+/// A region as the fake driver sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemoryRegion {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) home: MemoryHome,
-    /// The place of the first byte for the double.
+    /// The address of the first byte for the fake driver.
     inner: usize,
 }
 
@@ -50,7 +51,7 @@ impl MemoryRegion {
 struct Allocation {
     region: MemoryRegion,
     is_free: bool,
-    /// True if it is the program's own, and was only registered.
+    /// True if the memory is the program's own, and was only registered.
     is_registered: bool,
     history: Vec<Done>,
 }
@@ -72,7 +73,7 @@ struct Mapping {
 
 static TABLE: Mutex<AllocationTable> = Mutex::new(AllocationTable { entries: BTreeMap::new(), devices: Vec::new() });
 
-/// The addresses that programs get, for the handler of the fault: start and length of each device's.
+/// The addresses that programs get, for the handler of memory faults: start and length for each device.
 static OUTER: [[AtomicU64; 2]; 8] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; 8];
 /// True if the host may touch them, for the same handler.
 static HOST_REACHES: AtomicBool = AtomicBool::new(false);
@@ -105,8 +106,8 @@ pub(crate) fn start(sizes: &[usize]) {
 }
 
 /// A collective with other processes begins on a device. Until it has ended the host may not touch the
-/// device's memory, even if it otherwise may: MPI would, and the two libraries can wait for each other for
-/// ever.
+/// device's memory, even if it otherwise may. An MPI would touch it, and the two libraries could then wait
+/// for each other for ever.
 pub(crate) fn begin_joined(device: usize) {
     let mut under_way = UNDER_WAY.lock();
     under_way[device] += 1;
@@ -235,7 +236,7 @@ fn first_live_in(entries: &BTreeMap<u64, Allocation>, wanted: &Range<u64>) -> Op
     entries.range(wanted.clone()).find(|(_, entry)| !entry.is_free).map(|(_, entry)| entry.region.end)
 }
 
-/// Gives memory of a device back.
+/// Frees memory of a device.
 pub(crate) fn free(address: u64) -> Result<(), String> {
     let table = &mut *TABLE.lock();
     let entry = table.entries.get_mut(&address).filter(|entry| matches!(entry.region.home, MemoryHome::Device(_)));
@@ -281,7 +282,7 @@ pub(crate) fn pin(device: usize, len: usize) -> Outcome<u64> {
     Ok(start)
 }
 
-/// The program's own memory is pinned where it is. Its pages may not be part of what was pinned before.
+/// Pins the program's own memory in place. Its pages must not be pinned already.
 pub(crate) fn register(device: usize, start: u64, len: usize) -> Outcome<()> {
     if len == 0 || start == 0 {
         return Err(INVALID_VALUE);
@@ -307,7 +308,7 @@ pub(crate) fn unregister(address: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Gives pinned memory back. Touching it is the kernel's fault from then on.
+/// Frees pinned memory. Touching it is a fault of the kernel from then on.
 pub(crate) fn unpin(address: u64) -> Result<(), String> {
     let mut table = TABLE.lock();
     let is_pinned =
@@ -328,7 +329,7 @@ pub(crate) fn unpin(address: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The region that holds these bytes; otherwise what is wrong with them, in words.
+/// Returns the region of these bytes, or a text with the fault.
 pub(crate) fn find(address: u64, len: usize) -> Result<MemoryRegion, String> {
     describe(&TABLE.lock().entries, address, len)
 }
@@ -354,8 +355,8 @@ fn describe(entries: &BTreeMap<u64, Allocation>, address: u64, len: usize) -> Re
     }
 }
 
-/// Notes what `stamp`'s work has done to `bytes` of the region from `start` on; in words, an access that
-/// nothing orders against it.
+/// Records the accesses of `stamp`'s work to `bytes` of the region from `start` on. Returns a text if another
+/// access is not ordered with it.
 pub(crate) fn note(start: u64, stamp: &WorkStamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
     if bytes.is_empty() {
         return None;
@@ -364,13 +365,13 @@ pub(crate) fn note(start: u64, stamp: &WorkStamp, bytes: &[Range<u64>], writes: 
     order::add(&mut table.entries.get_mut(&start)?.history, stamp, bytes, writes)
 }
 
-/// Free and all bytes of a device.
+/// Returns the free bytes and all bytes of a device.
 pub(crate) fn room(device: usize) -> (usize, usize) {
     let capacity = SETTINGS.devices[SETTINGS.visible[device]];
     (capacity - TABLE.lock().devices[device].used, capacity)
 }
 
-/// Describes the memory that was not given back.
+/// Describes the memory that was not freed.
 pub(crate) fn left() -> Vec<String> {
     let table = TABLE.lock();
     let live = table.entries.values().filter(|entry| !entry.is_free);

@@ -1,8 +1,7 @@
-//! The order of work: vector clocks of streams and of the host, and the accesses to a region of memory. Two
-//! accesses of which one writes, and neither of which is ordered after the other, are a finding, whatever
-//! order they happened to run in.
+//! The order of work: vector clocks of streams and of the host, and the accesses to a region of memory. If
+//! one of two accesses writes and they are not ordered, that is a finding, in whatever order they ran.
 //!
-//! All threads of the host count as one: how they wait for each other cannot be seen here.
+//! All threads of the host count as one, because their waits for each other cannot be seen here.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,7 +12,7 @@ use parking_lot::Mutex;
 /// The part of each stream that is known to be done, by the streams' names.
 pub(crate) type VectorClock = HashMap<usize, u64>;
 
-/// A piece of work, and what it comes after.
+/// A piece of work, and the work that precedes it.
 pub(crate) struct WorkStamp {
     pub(crate) what: &'static str,
     pub(crate) stream: usize,
@@ -36,7 +35,8 @@ fn merge(into: &mut VectorClock, other: &VectorClock) {
     }
 }
 
-/// The next piece of work of a stream: it comes after all that the stream and the host know to be done.
+/// Returns the next piece of work of a stream. It comes after all work that the stream and the host know to
+/// be done.
 pub(crate) fn stamp(stream: usize, what: &'static str) -> WorkStamp {
     let clocks = &mut *CLOCKS.lock();
     let own = clocks.streams.entry(stream).or_default();
@@ -46,17 +46,17 @@ pub(crate) fn stamp(stream: usize, what: &'static str) -> WorkStamp {
     WorkStamp { what, stream, number, after: own.clone() }
 }
 
-/// Returns the clock of the stream's present end.
+/// Returns the clock of the stream's current end.
 pub(crate) fn known_to(stream: usize) -> VectorClock {
     CLOCKS.lock().streams.get(&stream).cloned().unwrap_or_default()
 }
 
-/// Lets later work of the stream come after this.
+/// Orders later work of the stream after `other`.
 pub(crate) fn learn(stream: usize, other: &VectorClock) {
     merge(CLOCKS.lock().streams.entry(stream).or_default(), other);
 }
 
-/// Lets later work of the host come after this.
+/// Orders later work of the host after `other`.
 pub(crate) fn host_learns(other: &VectorClock) {
     merge(&mut CLOCKS.lock().host, other);
 }
@@ -70,8 +70,8 @@ pub(crate) struct Done {
     number: u64,
 }
 
-/// Adds what `stamp`'s work does to the history of a region; in words, an access that nothing orders against
-/// it.
+/// Adds the accesses of `stamp`'s work to the history of a region. Returns a text if an earlier access is not
+/// ordered with it.
 pub(crate) fn add(history: &mut Vec<Done>, stamp: &WorkStamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
     let comes_after = |done: &Done| stamp.after.get(&done.stream).is_some_and(|number| done.number <= *number);
     let overlaps = |done: &Done, one: &Range<u64>| done.bytes.start < one.end && one.start < done.bytes.end;
@@ -91,7 +91,7 @@ pub(crate) fn add(history: &mut Vec<Done>, stamp: &WorkStamp, bytes: &[Range<u64
             verb(done.writes)
         )
     });
-    // What lies within and before this need not be remembered: who comes after this comes after that.
+    // Earlier accesses within these bytes need not be kept: work after this access is also after them.
     history.retain(|done| {
         let is_within = bytes.iter().any(|one| one.start <= done.bytes.start && done.bytes.end <= one.end);
         !(is_within && comes_after(done) && (writes || (!done.writes && done.stream == stamp.stream)))

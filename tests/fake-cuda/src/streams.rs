@@ -1,6 +1,6 @@
 //! Streams, each with a thread that runs what is queued, and events.
 //!
-//! A stream that blocks waits for the legacy default stream and that for it, as CUDA has it.
+//! As in CUDA, a blocking stream and the legacy default stream wait for each other.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -33,7 +33,7 @@ enum Task {
     End,
 }
 
-/// A place in a stream.
+/// A position in a stream.
 pub(crate) struct StreamMark {
     done: Mutex<bool>,
     changed: Condvar,
@@ -46,7 +46,7 @@ impl StreamMark {
         self.changed.notify_all();
     }
 
-    /// Returns true if the stream has come there; the host knows of it from then on.
+    /// Returns true if the stream has reached the mark. From then on the host knows that.
     pub(crate) fn is_done(&self) -> bool {
         let done = *self.done.lock();
         if done {
@@ -138,12 +138,12 @@ impl Stream {
         self.queued.notify_one();
     }
 
-    /// Queues work, or what the environment has in its place.
+    /// Queues work, or the fault that the environment sets for it.
     pub(crate) fn put(&self, what: &'static str, work: impl FnOnce(&WorkStamp) -> Result<(), c_int> + Send + 'static) {
         self.put_as(what, calls::later(), work);
     }
 
-    /// Queues work, or the effect that the environment has for its call.
+    /// Queues work, or the effect that the environment sets for its call.
     pub(crate) fn put_as(
         &self,
         what: &'static str,
@@ -177,7 +177,7 @@ impl Stream {
     /// Returns true if nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         let last = self.mark();
-        // A mark behind nothing is set at once, but by another thread.
+        // A mark with no work before it is set at once, but by another thread.
         for _ in 0..10 {
             if last.is_done() {
                 return true;
@@ -187,7 +187,7 @@ impl Stream {
         false
     }
 
-    /// Marks the present end.
+    /// Marks the current end of the stream.
     pub(crate) fn mark(&self) -> Arc<StreamMark> {
         let mut queue = self.queue.lock();
         self.end.get().map_or_else(|| self.mark_in(&mut queue), Arc::clone)
@@ -221,7 +221,7 @@ static DEFAULTS: LazyLock<Table<Stream>> = LazyLock::new(Mutex::default);
 static EVENTS: LazyLock<Table<Event>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(0x57_0000);
 
-/// A name that nothing else has.
+/// Returns a handle that nothing else has.
 pub(crate) fn fresh() -> usize {
     NEXT.fetch_add(0x10, Ordering::Relaxed)
 }
@@ -234,7 +234,7 @@ pub(crate) fn create(device: usize, is_blocking: bool) -> usize {
     id
 }
 
-/// Ends a stream after what is on it.
+/// Ends a stream after its work.
 pub(crate) fn destroy(id: usize) -> Outcome<()> {
     let stream = STREAMS.lock().remove(&id);
     stream.ok_or_else(|| no_handle("cuStreamDestroy", "stream", id)).map(|stream| stream.end())
@@ -270,7 +270,7 @@ pub(crate) fn of_handle(call: &str, id: usize) -> Outcome<Arc<Stream>> {
     }
 }
 
-/// A stream that was created, whatever is current.
+/// Returns a stream that was created, whatever context is current.
 pub(crate) fn find(id: usize) -> Option<Arc<Stream>> {
     STREAMS.lock().get(&id).map(Arc::clone)
 }
@@ -323,7 +323,7 @@ pub(crate) fn destroy_event(id: usize) -> Outcome<()> {
     EVENTS.lock().remove(&id).map(drop).ok_or_else(|| no_handle("cuEventDestroy", "event", id))
 }
 
-/// Describes the streams that were not given back.
+/// Describes the streams that were not destroyed.
 pub(crate) fn left() -> Vec<String> {
     let count = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
     [count(STREAMS.lock().len(), "streams"), count(EVENTS.lock().len(), "events")].into_iter().flatten().collect()

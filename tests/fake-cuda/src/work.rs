@@ -18,7 +18,7 @@ pub(crate) enum Place {
     Known(u64),
     /// The content of pageable memory when the copy was queued.
     Content(Vec<u8>),
-    /// Pageable memory, for whose copy the caller waits.
+    /// Pageable memory. The caller waits for the copy.
     Pageable(usize),
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn fill(stamp: &WorkStamp, address: u64, value: u8, len: usize) -> Re
     Ok(())
 }
 
-/// The region of all these bytes, which `stamp`'s work is about to use.
+/// Returns the region of these bytes, which `stamp`'s work is about to use.
 pub(crate) fn region(stamp: &WorkStamp, address: u64, len: usize, writes: bool) -> Result<MemoryRegion, c_int> {
     let found = memory::find(address, len).map_err(|text| {
         report("illegal address", &format!("{}: {text}", stamp.what));

@@ -1,6 +1,6 @@
-//! The mistakes that the double must find, each planted once, beside the same without the mistake; and CUDA's
-//! rules of order, which it must keep. Each case is a process of its own, since a real mistake ends a
-//! context.
+//! Tests the mistakes that the fake driver must find. Each is made once, beside a case without the mistake.
+//! Also tests CUDA's rules of order, which it must keep. Each case is a separate process, since a real
+//! mistake ends a context.
 #![allow(unsafe_code)]
 #![allow(clippy::borrow_as_ptr, clippy::semicolon_if_nothing_returned)]
 
@@ -14,7 +14,7 @@ use ringpull_fake_cuda::codes::*;
 use ringpull_fake_cuda::driver::*;
 use ringpull_fake_cuda::nccl::*;
 
-/// The variable with the name of the case that a process is.
+/// The variable with the name of a process's case.
 const CASE: &str = "FAKE_CUDA_CASE";
 
 struct Case {
@@ -178,7 +178,7 @@ fn every_planted_mistake_is_found_and_nothing_else() {
         let found: Vec<&str> = text.lines().filter(|line| line.starts_with("fake-cuda: ")).collect();
         let as_expected =
             if finding.is_empty() { found.is_empty() } else { found.iter().any(|line| line.contains(finding)) };
-        // Who touches what it must not has no exit status.
+        // A process that touches forbidden memory has no exit status.
         if !as_expected
             || (output.status.code().is_some() != output.status.success())
             || (output.status.code().is_none() != finding.starts_with("the host touched"))

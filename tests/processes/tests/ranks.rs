@@ -1,4 +1,4 @@
-//! The base of the other tests: ranks that write at the same time, and a launcher that is lost.
+//! Tests of what the other tests rely on: ranks that write at the same time, and a launcher that is killed.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use ringpull_processes::{Processes, has_mpi};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Four ranks of a shell's program; `None`, with a line that says so, if none can be started.
+/// Starts four ranks of a shell program. Prints a line and returns `None` if no rank can be started.
 fn start(program: &str) -> Option<Processes> {
     if !has_mpi() {
         println!("skipped: there is no mpirun");

@@ -1,9 +1,9 @@
-//! Collectives of all ranks or of some, begun to be advanced beside others.
+//! Collectives of all ranks or of some, which are begun and then advance beside others.
 //!
-//! The ranks of a process set are numbered as they stand in its list. Its plan is made for as many ranks as
-//! the list has, and then names theirs (`Plan::among`). A set's collectives always go by messages. If all ranks
-//! of the job share memory, the job's own collectives go through that. None blocks, so that all progress
-//! beside each other, unless it is the library's own.
+//! A process set is a list of ranks, and a rank's number in the set is its index in the list. The set's plan
+//! is made for this number of ranks, and the job's numbers then replace the set's (`Plan::among`). A set's
+//! collectives always go by messages. If all ranks of the job share memory, the job's own collectives go
+//! through shared memory. Only the library's own collectives block. All others progress beside each other.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,28 +20,29 @@ use crate::communicator::two_buffers::{BlockExchange, ReduceScatterEnd};
 use crate::interpreter::{HostStep, Memory, ProgramStep, Ticket};
 use crate::transport::{BlockCollective, Stamp};
 
-/// The ranks of the job that take part, in their order; `None` for all.
+/// The ranks of the job that take part, in the order of the set. `None` stands for all ranks.
 pub type ProcessSet<'a> = Option<&'a [usize]>;
 
 /// The identity of an operation under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Passage {
-    /// The stamp of its messages.
+    /// The stamp of the operation's messages.
     pub stamp: Stamp,
-    /// A higher one goes first.
+    /// Operations of higher priority go first.
     pub priority: i32,
 }
 
-/// An operation that was begun. After an error in its place, the runner has its memory.
+/// An operation that was begun. If beginning it returned an error instead, the runner has the memory.
 pub enum BegunOperation {
-    /// Under way: its memory comes with the ticket from [`take_finished`](super::Executor::take_finished).
+    /// The operation is under way. Its memory comes with the ticket from
+    /// [`take_finished`](super::Executor::take_finished).
     UnderWay(Ticket),
     /// Done.
     Done(Memory),
 }
 
 impl Communicator {
-    /// Returns the memory of what was begun when that is finished. Blocks.
+    /// Blocks until the operation is finished. Returns its memory.
     pub(crate) fn complete(&mut self, begun: BegunOperation) -> Result<Memory> {
         match begun {
             BegunOperation::Done(memory) => Ok(memory),
@@ -49,8 +50,8 @@ impl Communicator {
         }
     }
 
-    /// Does `work` at once on `memory`, of which other ranks of this host may use any part: after an error
-    /// the runner keeps it.
+    /// Does `work` at once on `memory`. Other ranks of this host may use any part of the memory, so the
+    /// runner keeps it after an error.
     pub(super) fn at_once(
         &mut self,
         mut memory: Memory,
@@ -65,8 +66,7 @@ impl Communicator {
         }
     }
 
-    /// Begins the step that `work` makes for `memory`, among the ranks of this host, all of which share one
-    /// memory.
+    /// Begins the step that `work` makes for `memory`, among the ranks of this host, which all share memory.
     pub(super) fn in_memory(
         &mut self,
         mut memory: Memory,
@@ -78,8 +78,8 @@ impl Communicator {
         BegunOperation::UnderWay(self.executor.runner.begin_program(vec![step], memory, stamp, priority))
     }
 
-    /// Does the collective `which` from `input` into `out`, by plans or by the library's own collective. All
-    /// ranks call it, and it blocks.
+    /// Does the collective `which` from `input` into `out`, by plans or by the library's own collective.
+    /// Collective; blocks.
     pub fn collect(
         &mut self,
         (which, is_native): (BlockCollective, bool),
@@ -116,7 +116,7 @@ impl Communicator {
     /// Returns this rank's place in a process set, and the number of the set's ranks.
     ///
     /// # Panics
-    /// If this rank is not in it.
+    /// If this rank is not in the set.
     pub fn place_in(&self, set: ProcessSet) -> (usize, usize) {
         let Some(members) = set else { return (self.rank(), self.size()) };
         let place = members.iter().position(|member| *member == self.rank());
@@ -132,12 +132,12 @@ impl Communicator {
         Arc::new(Self::cut(plan, set, DType::U8, self.executor.runner.segment_bytes()))
     }
 
-    /// Returns true if a set has all ranks, and they share one memory.
+    /// Returns true if the set has all ranks, and these share one host's memory.
     fn is_in_memory(&self, set: ProcessSet) -> bool {
         set.is_none() && self.is_in_one_memory()
     }
 
-    /// Begins to reduce `data` over the ranks of a set, which all of them get.
+    /// Begins to reduce `data` over the ranks of a set. All of them get the result.
     pub fn begin_allreduce_among(
         &mut self,
         set: &[usize],
@@ -153,7 +153,7 @@ impl Communicator {
         BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
     }
 
-    /// Begins to make `data` that of the `root` of the set, whose own is only read.
+    /// Begins to replace `data` by the data of the set's `root`. The root's own data is only read.
     pub fn begin_broadcast(&mut self, set: ProcessSet, root: usize, data: Memory, passage: Passage) -> BegunOperation {
         if self.is_in_memory(set) {
             // On one host a rank is its local rank.
@@ -164,8 +164,8 @@ impl Communicator {
         BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
     }
 
-    /// Begins to give every rank of the set all parts of `data`, bounded in bytes, of which each has brought
-    /// its own.
+    /// Begins to give every rank of the set all parts of `data`. Each rank has brought its own part. `parts`
+    /// has the bounds in bytes.
     pub fn begin_allgather(&mut self, set: ProcessSet, parts: Parts, data: Memory, passage: Passage) -> BegunOperation {
         assert_eq!(parts.len(), data.bytes().len(), "the parts of a buffer have its length");
         if self.is_in_memory(set) {
@@ -176,8 +176,8 @@ impl Communicator {
         BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
     }
 
-    /// Begins to make the output the reduction of this rank's part of every rank's input, which has `parts`,
-    /// in elements, and stays as it is.
+    /// Begins to reduce this rank's part of every rank's input into the output. The input has `parts`, in
+    /// elements, and is not changed.
     pub fn begin_reduce_scatter(
         &mut self,
         set: ProcessSet,
@@ -206,8 +206,8 @@ impl Communicator {
         BegunOperation::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, stamp, priority))
     }
 
-    /// Begins to give each rank of the set its block of the input, which stays as it is, and to take its own
-    /// out of theirs into the output. Blocks have these lengths in bytes.
+    /// Begins to send each rank of the set its block of the input, which is not changed, and to receive one
+    /// block from each rank into the output. `given` and `taken` are the lengths of the blocks in bytes.
     pub fn begin_alltoall(
         &mut self,
         set: ProcessSet,

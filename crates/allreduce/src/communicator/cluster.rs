@@ -13,7 +13,7 @@ use ringpull_plan::{LinkRates, Model};
 
 use super::racks::Racks;
 
-/// Bytes a microsecond in a megabit a second.
+/// The number of bytes per microsecond in one megabit per second.
 const MBIT: f64 = 0.125;
 
 /// The contents of a cluster file.
@@ -68,10 +68,10 @@ fn adding_mb() -> f64 {
 pub struct ClusterHost {
     /// The host's name, as `uname -n` prints it.
     pub name: String,
-    /// The rate at which its link sends, in Mbit/s, if it is not `link_mbit`.
+    /// The rate at which the host's link sends, in Mbit/s, if it is not `link_mbit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sends_mbit: Option<f64>,
-    /// The rate at which its link receives.
+    /// The rate at which the host's link receives, in the same way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receives_mbit: Option<f64>,
     /// The name of its rack.
@@ -79,7 +79,7 @@ pub struct ClusterHost {
     pub rack: Option<String>,
 }
 
-/// A name, a number of a network, and its meaning.
+/// The name of a number in `[network]`, its value in a network, and its meaning.
 type NetworkNumber = (&'static str, fn(&Network) -> f64, &'static str);
 
 /// The numbers of `[network]`, in the order of the file.
@@ -87,11 +87,11 @@ const NUMBERS: [NetworkNumber; 9] = [
     ("link_mbit", |of| of.link_mbit, "Mbit/s that a host's link carries, each way"),
     ("latency_us", |of| of.latency_us, "microseconds from a message's leaving to its arriving"),
     ("burst_mbit", |of| of.burst_mbit, "Mbit/s that a link carries after a rest; 0: link_mbit"),
-    ("burst_kb", |of| of.burst_kb, "for so many kilobytes"),
+    ("burst_kb", |of| of.burst_kb, "kilobytes that go at burst_mbit"),
     ("message_us", |of| of.message_us, "microseconds that a rank works for a message"),
-    ("shared_message_us", |of| of.shared_message_us, "that a message costs every rank, if hosts share cores"),
-    ("shared_us_per_mb", |of| of.shared_us_per_mb, "that a megabyte costs every rank, if hosts share cores"),
-    ("fan_factor", |of| of.fan_factor, "how much longer bytes take where many flows meet"),
+    ("shared_message_us", |of| of.shared_message_us, "microseconds of every rank for a message, if hosts share cores"),
+    ("shared_us_per_mb", |of| of.shared_us_per_mb, "microseconds of every rank for a megabyte, if hosts share cores"),
+    ("fan_factor", |of| of.fan_factor, "how many times as long bytes take where many flows meet"),
     ("adding_mb", |of| of.adding_mb, "MB/s at which a rank adds"),
 ];
 
@@ -132,8 +132,8 @@ impl Cluster {
         lines.join("\n") + "\n"
     }
 
-    /// The file of hosts with these names that have this model, these links (none if they are alike) and
-    /// these racks (bit `h` for host `h`; 0 for one rack). Numbers are rounded to three digits.
+    /// Returns the cluster file of hosts with these names. `links` is empty if the links are alike. Bit `h`
+    /// of `racks` is the rack of host `h`; 0 means one rack. Numbers are rounded to three digits.
     pub(super) fn of(model: &Model, names: Vec<String>, links: &[LinkRates], racks: u64) -> Self {
         let mbit = |rate: f64| rounded(rate / MBIT);
         let is_shaped = model.short_bytes > 0.0;
@@ -157,7 +157,8 @@ impl Cluster {
         Cluster { network, hosts: names.into_iter().enumerate().map(host).collect() }
     }
 
-    /// The entries of the job's hosts, in their order. Of hosts with one name each has the next entry.
+    /// Returns the entries of the job's hosts, in the order of the hosts. If several hosts have one name,
+    /// each takes the next entry of that name.
     fn entries(&self, names: &[String]) -> Vec<Option<&ClusterHost>> {
         let mut seen = HashMap::new();
         let entry = |name: &String| {
@@ -178,15 +179,15 @@ impl Cluster {
         self.entries(names).into_iter().map(rates).collect()
     }
 
-    /// The model of the job's hosts: its rate in the long run is that of their slowest link.
+    /// The model of the job's hosts: its rate in the long run is the rate of the slowest link.
     pub(super) fn model(&self, names: &[String]) -> Model {
         let slowest = self.links(names).iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
         let model = self.network.model();
         Model { long_bytes_per_us: slowest, short_bytes_per_us: model.short_bytes_per_us.max(slowest), ..model }
     }
 
-    /// The two racks of the job's hosts, if each has one and there are two. An error if there are more, for
-    /// which there is no plan.
+    /// Returns the two racks of the job's hosts, if every host has a rack and there are two. More racks are
+    /// an error, because there is no plan for them.
     pub(super) fn racks(&self, names: &[String]) -> Result<Option<Racks>, Error> {
         let all = self.entries(names).into_iter().map(|host| host?.rack.as_deref()).collect::<Option<Vec<_>>>();
         let all = all.unwrap_or_default();
@@ -228,7 +229,7 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The number in three digits, as a person would write it.
+/// Returns the number rounded to three digits, as a person would write it.
 fn rounded(number: f64) -> f64 {
     format!("{number:.2e}").parse().unwrap_or(number)
 }

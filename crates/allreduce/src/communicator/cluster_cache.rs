@@ -1,5 +1,5 @@
-//! The cluster files in the user's cache folder: one for each set of hosts. Its name is a hash of each host's
-//! name, network interfaces with their hardware addresses and rates, and cores.
+//! The cluster files in the user's cache folder, one for each set of hosts. A file's name is a hash of each
+//! host's name, network interfaces with their hardware addresses and rates, and cores.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Result, files};
 
-/// The number of latest files that the cache keeps: containers and emulated hosts have new addresses each
-/// time they are made.
+/// The number of latest files that the cache keeps. It is limited because containers and emulated hosts have
+/// new addresses each time they are made.
 const KEPT: usize = 32;
 
 /// The time since `file` was written, if that is known.
@@ -30,8 +30,8 @@ pub(super) fn store(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes all cluster files from `folder` but `stored`, which is new whatever the clocks of a shared folder
-/// say, and the latest others.
+/// Removes old cluster files from `folder`. It keeps `stored`, which counts as new whatever the clocks of a
+/// shared folder say, and the latest of the others.
 fn forget(folder: &Path, stored: &Path) {
     let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| {
         let path = entry.ok()?.path();
@@ -42,14 +42,14 @@ fn forget(folder: &Path, stored: &Path) {
     let mut files: Vec<(SystemTime, PathBuf)> = files.collect();
     files.sort_unstable_by(|one, other| other.cmp(one));
     for (_, path) in files.into_iter().skip(KEPT - 1) {
-        // Another job may just have done it, and a file too many does no harm.
+        // Another job may just have removed it, and one file too many does no harm.
         if let Err(cause) = fs::remove_file(&path) {
             tracing::debug!(%cause, "an old cluster file stays: {}", path.display());
         }
     }
 }
 
-/// The file of the cache for exactly the hosts of these identities, if this user has a cache.
+/// Returns the cache's file for exactly the hosts of these identities, if this user has a cache.
 pub(super) fn file_of(identities: &[u64]) -> Option<PathBuf> {
     let mut sorted = identities.to_vec();
     sorted.sort_unstable();

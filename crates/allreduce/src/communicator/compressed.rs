@@ -3,8 +3,8 @@
 //!
 //! *Codes out:* a rank encodes, for each other rank, its gradient's segments of that rank's part. *Sums
 //! back:* when the codes of a segment of its own part have come from every rank, it adds them up, in the
-//! order of the ranks where order matters, and sends the sum in the fewest bits that hold it. Everybody, the
-//! owner too, decodes that one message: the same bits on every rank.
+//! order of the ranks where order matters, and sends the sum in the fewest bits that hold it. Every rank, the
+//! owner too, decodes this one message, so all ranks have the same bits.
 //!
 //! ```text
 //!   rank 0  encode part 1 ---codes---> rank 1: 0 + 1 + 2, pack ---sums of part 1---> ranks 0 and 2, decode
@@ -14,8 +14,8 @@
 //! the wire, adding up and decoding overlap. A code leaves before the sum of its segment can come back, so
 //! the result may take the gradient's place.
 //!
-//! With `c` bits for a code and `s` for a sum a rank sends `(c + s)/32 (n-1)/n S` bytes, while an allreduce
-//! of floats sends `2 (n-1)/n S`.
+//! If a code has `c` bits and a sum has `s` bits, a rank sends `(c + s)/32 (n-1)/n S` bytes, while an
+//! allreduce of floats sends `2 (n-1)/n S`.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -36,8 +36,8 @@ use crate::interpreter::{Endpoint, Memory, Scratch};
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// Begins to sum the compressed gradients of all ranks into `out`, with the same bits on each rank. The
-    /// gradient is in `out` itself if it is nothing. The memory comes back as a pair.
+    /// Begins to sum the compressed gradients of all ranks into `out`, with the same bits on each rank. If
+    /// `gradient` is nothing, the gradient is in `out` itself. The memory comes back as a pair.
     pub fn begin_codes(
         &mut self,
         codec: Codec,
@@ -58,8 +58,8 @@ impl Communicator {
         BegunOperation::UnderWay(self.executor.runner.begin_between(&schedule, exchange, stamp, priority))
     }
 
-    /// Begins to give every rank every rank's code of its `gradient`, for [`add_codes`](Self::add_codes). The
-    /// memory is that of the codes.
+    /// Begins to gather on every rank the codes of all ranks' gradients, for [`add_codes`](Self::add_codes).
+    /// The memory that comes back has the codes.
     pub fn begin_gather_codes(
         &mut self,
         compression: &Compression,
@@ -75,7 +75,7 @@ impl Communicator {
         self.begin_allgather(None, parts, Memory::Own(codes), passage)
     }
 
-    /// Makes `out` the sum of every rank's code, added up in the order of the ranks.
+    /// Adds up every rank's codes into `out`, in the order of the ranks.
     pub fn add_codes(&self, compression: &Compression, codes: &[u8], out: &mut [f32]) -> Result<()> {
         out.fill(0.0);
         let each = compression.code_bytes(out.len());
@@ -87,7 +87,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Sums the compressed gradients of all ranks, each of which is in `out`. Returns the sum. Blocks.
+    /// Sums the compressed gradients of all ranks. Each rank's gradient is in `out`. Returns the sum. Blocks.
     pub fn allreduce_compressed(
         &mut self,
         compression: &Compression,
@@ -110,8 +110,8 @@ impl Communicator {
         }
     }
 
-    /// Sums as [`begin_codes`](Self::begin_codes) does a gradient of `len` elements that the caller has encoded
-    /// and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
+    /// Sums a gradient of `len` elements, as [`begin_codes`](Self::begin_codes) does, but the caller has
+    /// encoded it and will decode the sum. `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
     /// writes it.
     pub fn allreduce_codes(
         &mut self,
@@ -137,7 +137,7 @@ impl Communicator {
     }
 }
 
-/// The sum of one rank's gradient with itself, which needs no message.
+/// Sums the gradient of a job of one rank, which needs no message.
 fn sum_alone(codec: Codec, len: usize, ends: &mut dyn CodeEnds) {
     let (mut codes, mut sums) = (vec![0; codec.code_bytes(len)], vec![0; codec.sum_bytes(len, 1)]);
     ends.encode(0..len, &mut codes);
@@ -145,7 +145,7 @@ fn sum_alone(codec: Codec, len: usize, ends: &mut dyn CodeEnds) {
     ends.decode(0..len, &sums, 1);
 }
 
-/// One rank's end of such a sum.
+/// One rank's end of a sum of compressed gradients.
 struct CodeExchange<E> {
     codec: Codec,
     rank: usize,
@@ -155,10 +155,10 @@ struct CodeExchange<E> {
     own: Range<usize>,
     /// The memory that the transport is busy with, by address.
     given: HashMap<*mut u8, Buffer>,
-    /// Codes that leave, by the place of their segment.
+    /// Codes that leave, by the start of their segment.
     leaving: HashMap<usize, Buffer>,
-    /// For each segment of the own part that has not been added up, by its place, the codes that have come,
-    /// by rank.
+    /// For each segment of the own part that has not been added up: the codes that have come, with their
+    /// ranks. The key is the segment's start.
     gathered: HashMap<usize, Vec<(usize, Buffer)>>,
     /// For each segment that has been added up, its sum, and the number of ranks to which it must still be
     /// sent.
@@ -209,11 +209,12 @@ fn lost(what: &str, rank: usize) -> Error {
     Error::bug(format!("{what} on rank {rank}"))
 }
 
-// SAFETY: it keeps what the transport uses in buffers of its own until that is done.
+// SAFETY: the memory that the transport uses is in buffers that this type keeps until the transport is done.
 unsafe impl<E: CodeEnds> Endpoint for CodeExchange<E> {
     fn wire_bytes(&self, message: &Message) -> usize {
         let elements = elements(message);
-        // Segments of the own part that are sent, and those of others that are received, are sums.
+        // Sums are the segments of the own part that are sent, and the segments of other parts that are
+        // received.
         if self.is_own(&elements) == (message.action == Action::Send) {
             self.codec.sum_bytes(elements.len(), self.size)
         } else {

@@ -9,13 +9,13 @@ use crate::interpreter::Memory;
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// Replaces `data` by that of rank `root`, whose own is only read. Returns it.
+    /// Replaces `data` by the data of rank `root`, whose own data is only read. Returns it.
     pub fn broadcast(&mut self, root: usize, data: Memory, stamp: Stamp) -> Result<Memory> {
         let begun = self.begin_broadcast(None, root, data, Passage { stamp, priority: 0 });
         self.complete(begun)
     }
 
-    /// Gives every rank part `r` of `data`, bounded in bytes, from rank `r`. Returns it.
+    /// Gathers `data` on every rank: part `r`, with bounds in bytes, comes from rank `r`. Returns `data`.
     pub fn allgather(&mut self, parts: Parts, data: Memory, stamp: Stamp) -> Result<Memory> {
         let begun = self.begin_allgather(None, parts, data, Passage { stamp, priority: 0 });
         self.complete(begun)
@@ -27,7 +27,7 @@ impl Communicator {
         Ok(rows.into_iter().map(|[word]| word).collect())
     }
 
-    /// Returns every rank's part, bounded in bytes, of which `fill` writes this rank's.
+    /// Returns all ranks' parts. `fill` writes this rank's part. The bounds of `parts` are in bytes.
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         self.executor.gather(parts, stamp, fill)
     }

@@ -4,9 +4,9 @@
 //! A reduce-scatter gives each rank the sums of its part. The rank replaces them by the values that all will
 //! get (new weights, in the same bytes). An allgather then gives every rank all parts. By messages the halves
 //! are one plan, and each segment is updated as it leaves (`interpreter::halfway`). In shared memory each
-//! rank updates its part where the sums of all ranks' buffers have been put. Both move the same number of
-//! bytes as an allreduce. If some hosts have several ranks and there are several hosts, all messages go
-//! between ranks: along a ring, one rank of a host sends to the next host.
+//! rank updates its part in place, where the sums have been stored. Both move the same number of bytes as an
+//! allreduce. If there are several hosts and some have several ranks, all ranks exchange messages and none
+//! uses shared memory. In a ring, one rank of each host sends to the next host.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use crate::interpreter::{Memory, PartUpdate};
 pub(super) struct DividedSchedules(HashMap<(DType, Parts, usize), Arc<Schedule>>);
 
 impl Communicator {
-    /// Begins a divided sum: rank `r` sums part `r` and calls its `update` for those bytes, and every rank
-    /// gets all parts. With one rank it is done at once.
+    /// Begins a divided sum: rank `r` sums part `r` and calls its `update` for these bytes, and every rank
+    /// gets all parts. A job of one rank does it at once.
     pub fn begin_divided(
         &mut self,
         (dtype, parts): (DType, Parts),
@@ -75,7 +75,7 @@ impl Communicator {
     }
 }
 
-/// Parts of elements, in bytes.
+/// Converts parts in elements to parts in bytes.
 fn bytes_of(parts: &Parts, dtype: DType) -> Parts {
     Parts::of((0..=parts.count()).map(|part| parts.range(0..part).end * dtype.size_bytes()).collect())
 }

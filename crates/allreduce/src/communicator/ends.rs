@@ -13,14 +13,14 @@ use ringpull_kernels::compress::{Codec, Feedback};
 
 use crate::interpreter::Memory;
 
-/// Asked once for the codes of each segment, and after that given its sums. Segments begin with whole blocks,
-/// and all but the last end with one.
+/// Encodes and decodes a gradient. For each segment, `encode` is called once, and `decode` after it. Every
+/// segment begins at the start of a block, and every segment but the last ends at the end of one.
 pub(super) trait CodeEnds {
     /// Writes the codes of the elements `range`.
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]);
     /// Takes the sums of `count` ranks' codes of `range`.
     fn decode(&mut self, range: Range<usize>, sums: &[u8], count: usize);
-    /// Gives back the memory that it owns.
+    /// Returns the memory that this end owns.
     fn take_memory(&mut self) -> Memory {
         Memory::Nothing
     }
@@ -30,7 +30,7 @@ pub(super) trait CodeEnds {
 pub(super) struct Elements {
     pub(super) codec: Codec,
     pub(super) feedback: Arc<Mutex<Feedback>>,
-    /// Nothing if the gradient stands in `out`.
+    /// Nothing if the gradient is in `out`.
     pub(super) gradient: Memory,
     pub(super) out: Memory,
 }
@@ -64,7 +64,7 @@ impl<T: CodeEnds> CodeEnds for &mut T {
     }
 }
 
-/// The codes of a whole gradient, and a place for the whole sum.
+/// The codes of a whole gradient, and the memory for the whole sum.
 pub(super) struct CodedGradient<'a> {
     pub(super) codec: Codec,
     pub(super) codes: &'a [u8],

@@ -1,4 +1,4 @@
-//! Runs schedules on memory: the transport of a job with the interpreter over it.
+//! Runs schedules on memory, with a job's transport and the interpreter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,19 +12,20 @@ use ringpull_plan::{Parts, Plan, Schedule};
 use crate::interpreter::{Endpoint, Memory, Runner, Ticket};
 use crate::transport::{Stamp, Transport};
 
-/// All ranks of a job, as far as messages go.
+/// Exchanges messages with all ranks of a job.
 pub struct Executor {
     pub(super) transport: Box<dyn Transport>,
     pub(super) runner: Runner,
-    /// The number of ranks that take part in operations of all ranks: the first ones, which contribute.
+    /// The number of ranks that contribute, which are the first ones. They take part in operations of all
+    /// ranks.
     members: usize,
     /// Set to end the operations under way in an error.
     pub(super) stop: Arc<AtomicBool>,
 }
 
 impl Executor {
-    /// An executor over `transport`, in messages of at most `segment_bytes` unless a schedule requires
-    /// others. An operation that does not move for `limit` is lost.
+    /// Returns an executor over `transport`. Messages have at most `segment_bytes`, unless a schedule
+    /// requires others. An operation in which nothing moves for `limit` is lost.
     pub(super) fn new(
         transport: Box<dyn Transport>,
         segment_bytes: usize,
@@ -45,7 +46,7 @@ impl Executor {
         self.members
     }
 
-    /// Returns true if this rank only reduces.
+    /// Returns true if this rank is a helper, which only reduces.
     pub(super) fn is_helper(&self) -> bool {
         self.rank() >= self.members
     }
@@ -80,8 +81,8 @@ impl Executor {
         self.runner.pause(&mut *self.transport)
     }
 
-    /// Lets the library make progress, to be called now and then while nothing is under way here: others may
-    /// still wait for its messages. Does not block.
+    /// Lets the library make progress. To be called now and then while nothing is under way on this rank,
+    /// because other ranks may still wait for its messages. Does not block.
     pub fn progress(&mut self) {
         self.transport.progress();
     }
@@ -102,7 +103,7 @@ impl Executor {
         self.runner.run(schedule, memory, &mut *self.transport, stamp, &self.stop)
     }
 
-    /// As [`run`](Self::run), with an end of this rank's own making.
+    /// Runs a schedule as [`run`](Self::run) does, with the caller's own [`Endpoint`].
     pub(super) fn run_between(
         &mut self,
         schedule: &Arc<Schedule>,
@@ -112,13 +113,13 @@ impl Executor {
         self.runner.run_between(schedule, endpoint, &mut *self.transport, stamp, &self.stop).map(drop)
     }
 
-    /// Returns the memory of an operation that was begun, when it is finished.
+    /// Waits until an operation that was begun is finished. Returns its memory.
     pub(super) fn until(&mut self, ticket: Ticket) -> Result<Memory> {
         self.runner.until(ticket, &mut *self.transport, &self.stop)
     }
 
-    /// Runs two schedules, each on its data, beside each other. Returns the reading of `clock` when `into` is
-    /// done.
+    /// Runs two schedules beside each other, each on its own data. Returns the value of `clock` when `into`
+    /// is done.
     pub(super) fn move_beside<T>(
         &mut self,
         (out, sent, out_stamp): (&Arc<Schedule>, Buffer, Stamp),
@@ -142,7 +143,7 @@ impl Executor {
         self.run(schedule, &mut memory, stamp).map(|()| memory.into_buffer())
     }
 
-    /// Replaces `words` by those of rank 0. Their number is the same on every rank.
+    /// Replaces `words` by the words of rank 0. Every rank has the same number of words.
     pub(super) fn broadcast_words<T: Pod>(&mut self, words: &mut [T], stamp: Stamp) -> Result<()> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
         let schedule = self.schedule(&ringpull_plan::broadcast(0, self.rank(), self.size(), bytes.len()));
@@ -152,7 +153,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns every rank's part, of which `fill` writes this rank's.
+    /// Returns all ranks' parts. `fill` writes this rank's part.
     pub(super) fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         let rank = self.rank();
         let mut all = Buffer::zeroed(parts.len());

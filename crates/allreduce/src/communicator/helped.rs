@@ -1,12 +1,13 @@
 //! Helpers: ranks that only reduce. They bring no contribution, keep no sum, and make no call.
 //!
-//! A helper takes part in sums between hosts that `auto` finds faster with it (`ringpull_plan::Links`), and
-//! in nothing else. Rank 0 asks all helpers over the control star when it begins such a sum. The other ranks
-//! begin theirs without a message to the helpers, and a helper's library keeps data that comes early. So the
-//! agreement, frozen cycles and their end concern the workers alone.
+//! A helper takes part only in sums between hosts that are faster with it, as `auto` predicts
+//! (`ringpull_plan::Links`). Rank 0 asks all helpers over the control star when it begins such a sum. The
+//! other ranks begin theirs without a message to the helpers, and a helper's library keeps data that comes
+//! early. So only workers take part in the agreement, in frozen cycles and in their end.
 //!
-//! A helper is of no use to sums within a host, in shared memory. A helper that shares a host with a worker
-//! has only a share of that worker's link. So helpers are idle unless every rank is on a host of its own.
+//! A helper is of no use in sums within a host, which use shared memory. A helper that shares a host with a
+//! worker has only a share of that worker's link. So helpers are idle unless every rank is on a host of its
+//! own.
 
 use std::sync::Arc;
 
@@ -24,9 +25,9 @@ use super::schedules::Sum;
 use crate::interpreter::Memory;
 use crate::transport::Stamp;
 
-/// The stamp of the messages by which ranks find out about helpers.
+/// The stamp of the messages by which ranks learn which of them are helpers.
 const FIRST: Stamp = 0;
-/// The number of workers below which a helper does not relieve them.
+/// The least number of workers for which helpers save time.
 const WORKERS: usize = 3;
 
 /// Rank 0's request to the helpers to take part in a sum.
@@ -48,7 +49,7 @@ impl HelpRequest {
         self.stamp
     }
 
-    /// A higher one goes first.
+    /// Operations of higher priority go first.
     pub fn priority(&self) -> i32 {
         self.priority
     }
@@ -61,13 +62,13 @@ pub(super) type Ask = Box<dyn Fn(HelpRequest)>;
 #[derive(Debug, Default)]
 pub(super) struct Helpers {
     count: usize,
-    /// The reason for which they are idle.
+    /// The reason that the helpers are idle, if they are.
     idle: Option<&'static str>,
 }
 
 impl Helpers {
-    /// Finds the helpers, which are the last `count` ranks, and checks if they can be of use. From then on
-    /// collectives are of the other ranks. Collective.
+    /// Finds the helpers, which are the last `count` ranks, and checks if they can be of use. Later
+    /// collectives are without them. Collective.
     pub(super) fn find(executor: &mut Executor, count: usize, config: &Config) -> Result<Self> {
         if count == 0 {
             return Ok(Helpers::default());
@@ -76,11 +77,11 @@ impl Helpers {
         let everyone = Placement::find(executor, config.read_memory)?;
         let are_auto = executor.gather_rows(&[u64::from(config.algorithm.is_auto())], FIRST)?;
         let idle = if workers < WORKERS {
-            Some("with fewer than three workers they can take nothing off them")
+            Some("with fewer than three workers they save no time")
         } else if everyone.has_neighbours() {
-            Some("some ranks share a host, and helpers need hosts of their own, as does each worker")
+            Some("some ranks share a host, and each helper and each worker needs a host of its own")
         } else if are_auto.contains(&[0]) {
-            Some("RINGPULL_ALGORITHM names another way than `auto`, and only that has a use for them")
+            Some("RINGPULL_ALGORITHM is not `auto`, and only `auto` uses helpers")
         } else {
             None
         };
@@ -97,7 +98,7 @@ impl Helpers {
         if self.idle.is_some() { 0 } else { self.count }
     }
 
-    /// The end of a sentence about ranks.
+    /// Returns the part about helpers for a sentence about the job's ranks.
     pub(super) fn description(&self) -> String {
         let plural = if self.count == 1 { "" } else { "s" };
         match (self.count, self.idle) {
@@ -128,7 +129,8 @@ impl Communicator {
         schedule
     }
 
-    /// Begins a helper's part of a sum. The content of `data` has no meaning before and after.
+    /// Begins a helper's part of a sum. The content of `data` has no meaning, neither before the sum nor
+    /// after it.
     pub fn begin_help(&mut self, asked: &HelpRequest, data: Memory) -> BegunOperation {
         let schedule = self.schedule(asked.sum);
         BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, asked.stamp, asked.priority))

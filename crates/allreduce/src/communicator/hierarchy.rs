@@ -6,8 +6,8 @@
 //! 3. Within each host every rank gets every share from its leader.
 //!
 //! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in
-//! the order of the ranks within a host and in the plan's order between hosts: all ranks hold the same bits,
-//! which depend on the placement.
+//! the order of the ranks within a host and in the plan's order between hosts: all ranks have the same bits,
+//! and the bits depend on the placement of the ranks.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::schedules::{Schedules, Sum};
 use crate::interpreter::{Memory, ProgramStep};
 use crate::transport::Stamp;
 
-/// The shortest share for which one more leader is worth its messages.
+/// The least length of a share: a leader with less is not worth its messages.
 const LEAST_SHARE_BYTES: usize = 256 << 10;
 /// The most leaders of a host: more flows at once out of one host delay each other.
 const MOST_LEADERS: usize = 4;
@@ -32,18 +32,18 @@ const MOST_LEADERS: usize = 4;
 pub(super) struct Hosts<'a> {
     /// The ranks of each host.
     pub(super) ranks: &'a [Vec<usize>],
-    /// The racks they stand in, if there are two.
+    /// The racks of the hosts, if there are two.
     pub(super) racks: Option<&'a Racks>,
     /// The model of the network between them.
     pub(super) model: &'a Model,
-    /// Their links, if these are not alike.
+    /// The links of the hosts, if these are not alike.
     pub(super) links: Option<&'a Links>,
     /// The lengths into which messages are cut.
     pub(super) segments: Segments,
 }
 
-/// Returns the steps of this `rank` that sum `data` in place over all ranks of `hosts`, between hosts by the plan
-/// that `auto` chooses. `node` is this rank's own, if it has neighbours.
+/// Returns the steps by which this `rank` sums `data` in place over all ranks of `hosts`. Between hosts they
+/// use the plan that `auto` chooses. `node` is this rank's node, if the rank has neighbours.
 pub(super) fn allreduce(
     (hosts, node): (Hosts, Option<&Rc<Node>>),
     (rank, schedules): (usize, &mut Schedules),
@@ -55,7 +55,8 @@ pub(super) fn allreduce(
     let leaders = leaders(hosts.ranks, len_bytes);
     let shares = Parts::even(len_bytes / element, leaders);
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
-    // A rank that is alone on its host is its leader: every host has one, and the share is the buffer.
+    // A rank that is alone on its host is the host's leader. In that case every host has one leader, and the
+    // share is the whole buffer.
     let leader = node.map_or(0, |node| node.local_rank());
     let between = (leader < leaders).then(|| {
         let share = bounds.range(leader..leader + 1);
@@ -66,13 +67,13 @@ pub(super) fn allreduce(
     [first, between, last].into_iter().flatten().collect()
 }
 
-/// Returns the number of ranks of each host that talk to other hosts.
+/// Returns the number of leaders of each host.
 fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
     let fewest = hosts.iter().map(Vec::len).min().unwrap_or(1);
     fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)
 }
 
-/// Returns the schedule that sums a share over the hosts' leaders of that number.
+/// Returns the schedule that sums a share over the leaders of this number on all hosts.
 fn between_hosts(
     hosts: Hosts,
     leader: usize,

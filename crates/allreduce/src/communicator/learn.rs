@@ -1,8 +1,9 @@
-//! The numbers by which `auto` plans: those of a cluster file, or the same constants everywhere.
+//! The numbers by which `auto` plans. They come from a cluster file, or are constants that are the same
+//! everywhere.
 //!
-//! A start measures nothing: the result would depend on other load of the hosts, and so would the plan of a
-//! sum and the last bits of the sum. Rank 0 reads the file and sends its text, so that all ranks hold the
-//! same bits whatever is set or stored elsewhere.
+//! A job measures nothing at its start: the result would depend on other load of the hosts, and with it the
+//! plan of a sum and the sum's last bits. Rank 0 reads the file and sends its text to all ranks. So all ranks
+//! have the same numbers, whatever is set or stored on other hosts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,16 +27,16 @@ const STAMP: Stamp = OF_A_SET - 1;
 /// Linux's limit for the name of a host.
 const NAME_BYTES: usize = 64;
 
-/// A model and its origin in words.
+/// A model and its source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnedModel {
     /// The numbers.
     pub model: Model,
     /// The hosts' links, if they are not alike.
     pub links: Option<Links>,
-    /// Their source.
+    /// The source of the numbers, in words.
     pub source: String,
-    /// The age of the file, if it is of the cache, on rank 0.
+    /// The age of the cluster file, on rank 0, if the file is in the cache.
     pub age: Option<Duration>,
 }
 
@@ -46,8 +47,7 @@ impl Default for LearnedModel {
 }
 
 impl LearnedModel {
-    /// Logs the numbers learned, and the choices that follow on `size` ranks, of which one talks for each of
-    /// `hosts` hosts.
+    /// Logs the learned numbers and the choices that follow from them, for `size` ranks on `hosts` hosts.
     pub(super) fn explain(&self, hosts: usize, size: usize, has_racks: bool, segments: Segments) {
         tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
         if hosts < size {
@@ -96,7 +96,7 @@ impl LearnedModel {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct HostCard {
-    /// The name of the host, filled up with zeros.
+    /// The name of the host, padded with zeros.
     name: [u8; NAME_BYTES],
     /// A hash of the host's identity.
     identity: u64,
@@ -122,7 +122,7 @@ impl JobHosts {
     }
 }
 
-/// The source that rank 0 has found.
+/// The source of numbers that rank 0 has found.
 enum FoundSource {
     Text { text: String, source: String, age: Option<Duration> },
     Nothing,
@@ -147,9 +147,9 @@ impl FoundSource {
     }
 }
 
-/// Takes the model and the racks of `hosts` from rank 0's `source` (ranks by host, the last `helpers` of
-/// which only reduce). Returns racks if the source names two; more are an error if the job uses them.
-/// Collective; measures nothing.
+/// Takes the model and the racks of `hosts` from rank 0's `source`. `hosts` has the ranks of each host; the
+/// last `helpers` hosts are helpers'. Returns the racks if the source names two. More racks are an error if
+/// the job uses racks. Collective; measures nothing.
 pub(super) fn learn(
     executor: &mut Executor,
     hosts: &[Vec<usize>],
@@ -201,12 +201,12 @@ pub(super) fn learn(
         Err(cause) if goes_by_racks => return Err(cause),
         racks => racks.unwrap_or_default(),
     };
-    // The plan for racks knows no rates of hosts.
+    // The plan for racks does not use rates of single hosts.
     let links = if racks.is_some() { None } else { links_of(&cluster.links(&job.names), hosts.len(), helpers) };
     Ok((LearnedModel { model: cluster.model(&job.names), links, source, age }, racks))
 }
 
-/// Returns the links of `hosts` hosts. Without rates they are alike.
+/// Returns the links of `hosts` hosts. Without `rates` all links are alike.
 fn links_of(rates: &[LinkRates], hosts: usize, helpers: usize) -> Option<Links> {
     match (rates, helpers) {
         (_, 0) => Links::of(rates),
@@ -239,7 +239,7 @@ fn find(source: &ClusterSource, job: &JobHosts) -> FoundSource {
     }
 }
 
-/// Reads a cluster file, and checks that it is one.
+/// Reads a cluster file, and checks that it is a valid one.
 fn read(path: &Path) -> Result<String> {
     let io = |cause: &std::io::Error| Error::io("read the cluster file", path.display(), cause);
     let text = std::fs::read_to_string(path).map_err(|cause| io(&cause))?;

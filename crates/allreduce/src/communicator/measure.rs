@@ -10,13 +10,13 @@ use super::probe_rings::ProbeRing;
 use super::rack_probe::{PairResults, typical_rate};
 use super::{Communicator, cluster_cache};
 
-/// The number of times that the network is measured; each number's median counts.
+/// The number of measurements of the network. The median of each number counts.
 const TIMES: usize = 3;
 
 impl Communicator {
     /// Measures the hosts and their network. If `is_kept`, the cache of rank 0's user gets the result, for
-    /// later jobs of just these hosts. `report` is called on every rank with the name of the next
-    /// measurement. Collective; takes seconds, or on many slow links minutes.
+    /// later jobs of exactly these hosts. `report` is called on every rank with the name of the next
+    /// measurement. Collective; takes seconds, or minutes with many slow links.
     pub fn measure_cluster(&mut self, is_kept: bool, report: &dyn Fn(&str)) -> Result<Cluster> {
         let rank = self.rank();
         if self.placement.is_one_host() {

@@ -1,18 +1,19 @@
 //! All ranks of a job as one object: the collectives of host memory. `sums` and `copies` run them as plans
-//! over a transport, or by the MPI library's own allreduce; `begun` begins those that run beside others, of
-//! all ranks or of some, with `two_buffers` for those whose input and output are different buffers; `divided`
-//! begins sums that each rank updates a part of; `executor` runs the schedules of plans.
+//! over a transport, or by the MPI library's own allreduce; `begun` begins collectives, of all ranks or of
+//! some, that run beside others, and `two_buffers` is for those with separate buffers for input and output;
+//! `divided` begins sums of which each rank updates a part; `executor` runs the schedules of plans.
 //!
-//! The transport's last ranks may be helpers. They take part in sums only (`helped`), and this module does
+//! The transport's last ranks may be helpers. Helpers take part in sums only (`helped`), and this module does
 //! not count them as ranks.
 //!
-//! `learn` provides the model of the cluster that `auto` uses: that of a file (`cluster`, `cluster_cache`),
-//! or constants. `measure` makes such a file: `probe` and `rack_probe` run allreduces and exchanges for it.
+//! `learn` provides the model of the cluster that `auto` uses. The model comes from a file (`cluster`,
+//! `cluster_cache`), or consists of constants. `measure` makes such a file: `probe` and `rack_probe` run
+//! allreduces and exchanges for it.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` finds the racks of hosts;
 //! `schedules` caches the schedule of each kind of sum; `compressed` sums gradients that `ends` encodes and
-//! decodes. The store sums the memory of devices (`src/on_devices`).
+//! decodes. Sums in the memory of devices are done by the store (`src/on_devices`).
 
 mod begun;
 mod cluster;
@@ -78,7 +79,7 @@ pub struct Communicator {
     divided: DividedSchedules,
     placement: Placement,
     helpers: Helpers,
-    /// The function that asks the helpers to take part in a sum; on rank 0.
+    /// The function that asks the helpers to take part in a sum. Only rank 0 has it.
     ask: Option<Ask>,
 }
 
@@ -86,8 +87,8 @@ impl Communicator {
     /// A communicator over `transport`, of which the last `helpers` ranks only reduce. A running operation
     /// returns an error when `stop` is set. Collective.
     pub fn new(transport: Box<dyn Transport>, helpers: usize, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
-        // Longer than the control star waits for a silent rank: the star reports which rank is lost, while a
-        // runner knows only its neighbours.
+        // The runner's limit is longer than the time that the control star waits for a silent rank. So the
+        // star reports first, and it knows which rank is lost, while a runner knows only its neighbours.
         let mut executor = Executor::new(transport, config.segment_bytes, config.timeout * 3 / 2, stop);
         let choice = config.algorithm;
         let helpers = Helpers::find(&mut executor, helpers, config)?;
@@ -154,23 +155,23 @@ impl Communicator {
 
     /// Uses the numbers that ranks of the same cluster have learned. Nothing is measured.
     pub fn go_on_from(&mut self, learned: &LearnedModel) {
-        // Racks and links are those of hosts of which some may be gone.
+        // The racks and links were those of all hosts, and some hosts may be gone.
         self.learned = LearnedModel { links: None, ..learned.clone() };
         self.forget_schedules();
     }
 
-    /// Gives the communicator up after an error: requests may still refer to its memory, and the library must
-    /// not be called any more, not even to free it.
+    /// Gives the communicator up after an error: requests may still refer to the communicator's memory, and
+    /// the library must not be called any more, not even to free the communicator.
     pub fn abandon(self) {
         std::mem::forget(self);
     }
 
-    /// Counts on from what this rank has sent and received before, in bytes.
+    /// Sets the counters of bytes to the numbers that this rank has sent and received before.
     pub fn count_on(&mut self, [sent, received]: [u64; 2]) {
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);
     }
 
-    /// Drops the schedules, because the knowledge of the cluster has changed.
+    /// Drops the schedules, because the model of the cluster has changed.
     fn forget_schedules(&mut self) {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
     }
@@ -180,7 +181,7 @@ impl Communicator {
         &self.learned
     }
 
-    /// The limit of a bucket's length that suits the network; unlimited if all ranks are on one host.
+    /// The limit of a bucket's length that suits the network. There is no limit if all ranks are on one host.
     pub fn bucket_bytes(&self) -> usize {
         if self.placement.is_one_host() {
             return usize::MAX;
@@ -244,8 +245,8 @@ impl Communicator {
         self.executor.transport.name()
     }
 
-    /// Payload bytes sent and received; a buffer that is summed in shared memory, or by devices themselves,
-    /// counts once in each direction.
+    /// Returns the payload bytes sent and received. A buffer that is summed in shared memory, or by devices
+    /// themselves, counts once in each direction.
     pub fn traffic_bytes(&self) -> (u64, u64) {
         let moved = self.placement.node.as_deref().map_or(0, Node::moved_bytes);
         (self.executor.runner.sent_bytes + moved, self.executor.runner.received_bytes + moved)

@@ -1,30 +1,32 @@
 //! Collectives among the ranks of one host, through shared memory.
 //!
 //! If every rank's buffer is in its arena (`buffer::arena`), nothing is copied: each rank takes an equal
-//! share of the elements, reads them from all buffers, sums them in the order of the local ranks and stores
-//! the sum to all buffers. Every byte is read once and written once, and ranks meet twice. A rank that is
-//! done helps ranks that wait for a core.
+//! share of the elements, reads these elements from all buffers, sums them in the order of the local ranks
+//! and stores the sums to all buffers. Every byte is read once and written once, and there are two meetings
+//! of the ranks. A rank that is done helps ranks that wait for a core.
 //!
 //! A buffer elsewhere, such as an array of `NumPy`'s, goes through the window in pieces. While piece `t` is
-//! copied in, piece `t-1` is summed, each rank its share, and the sums of piece `t-2` are copied out:
+//! copied in, each rank sums its share of piece `t-1`, and the sums of piece `t-2` are copied out:
 //!
 //! ```text
 //!   between two meetings:    copy in 0 | copy in 1, sum 0 | copy in 2, sum 1, copy out 0 | ... | copy out n-1
 //! ```
 //!
 //! Slots and sums stay in the cache, so memory is still read once and written once. One operation may have
-//! buffers of both sorts: those in an arena are read and written in place. The shortest buffers are shown to
-//! all ranks, and every rank takes from all of them the bytes that it needs: one meeting.
+//! buffers of both sorts: those in an arena are read and written in place. The shortest buffers are copied to
+//! memory that all ranks see, and every rank takes the bytes that it needs from all of them. This needs only
+//! one meeting.
 //!
-//! If ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer elsewhere is as
-//! good as one in an arena, except for a copy by the kernel: two meetings for a buffer of any length.
+//! If ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer outside the
+//! arenas is as good as one in an arena, except for a copy by the kernel. A buffer of any length needs two
+//! meetings.
 //!
-//! In an alltoall every rank first shows the lengths of its blocks. In the window a slot has room for every
-//! other local rank, and each takes its own out of all slots.
+//! In an alltoall every rank first shows the lengths of its blocks. In the window a slot has room for a block
+//! to every other local rank, and each rank takes its blocks out of all slots.
 //!
-//! All ranks of a host make the same calls, in any order: each operation has a lane of the window, found by its
-//! stamp. Elements are summed in the order of the local ranks, whichever rank sums them. So the bits depend only
-//! on the placement of the ranks.
+//! All ranks of a host make the same calls, in any order: each operation has a lane of the window, which its
+//! stamp identifies. Elements are summed in the order of the local ranks, whichever rank sums them. So the
+//! bits depend only on the placement of the ranks.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -44,10 +46,11 @@ use crate::interpreter::{HostStep, Memory, PartUpdate, StepProgress};
 use crate::transport::Stamp;
 use crate::transport::window::{LANES, SHORT_BYTES, Window, WindowLane, WindowWait};
 
-/// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
+/// Shares of a piece begin on a line of the cache. Shares of a whole buffer begin on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// The bytes that all ranks of a host together read of a short buffer before it is quicker to share the work.
+/// The most bytes of short buffers that all ranks of a host read in total. With more it is quicker to share
+/// the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
 /// The ranks that need the sum of a byte.
@@ -58,16 +61,17 @@ enum Keepers<'a> {
     Owners(&'a Parts),
 }
 
-/// A rank's input to a reduction, and the place of its result.
+/// A rank's input to a reduction, and the address of the result.
 struct NodeInput {
     from: *const u8,
     len_bytes: usize,
-    /// The place of the first byte that this rank keeps of the result: in the same buffer, or another.
+    /// The address of the first byte of the result that this rank keeps. It is in the input's buffer or in
+    /// another.
     to: *mut u8,
     is_in_place: bool,
 }
 
-/// The local rank whose memory could not be used, and why.
+/// The local rank whose memory could not be used, and the error.
 type Unreachable = (usize, std::io::Error);
 type MoveResult = std::result::Result<(), Unreachable>;
 
@@ -82,7 +86,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// The node of the ranks that see `window` and reach each other's memory by `reach`.
+    /// Returns the node of the ranks that see `window` and reach each other's memory by `reach`.
     pub(super) fn new(window: Window, reach: MemoryReach, rank: usize) -> Self {
         Node { window, reach, rank, moved_bytes: Cell::new(0), entered: RefCell::new([0; LANES]) }
     }
@@ -176,13 +180,13 @@ impl Node {
         self.begin(stamp, async move |operation| operation.alltoall((input, &given), (out, &taken)).await)
     }
 
-    /// Gives every local rank part `s` of `data`, bounded in bytes, from local rank `s`.
+    /// Gathers `data` on every local rank: part `s`, with bounds in bytes, comes from local rank `s`.
     pub(super) fn allgather(self: &Rc<Self>, data: &mut Memory, parts: Parts, stamp: Stamp) -> Box<dyn HostStep> {
         let data = Bytes::of(data);
         self.begin(stamp, async move |operation| operation.allgather(data, &parts, data.len).await)
     }
 
-    /// Gives every local rank the `data` of local rank `root`, which only reads its own.
+    /// Gives every local rank the `data` of local rank `root`. The root's own data is only read.
     ///
     /// # Panics
     /// If others may read the data of a rank that is not the root.
@@ -223,9 +227,9 @@ impl Bytes {
 struct NodeStep {
     operation: Rc<NodeOperation>,
     work: Pin<Box<dyn Future<Output = Result<()>>>>,
-    /// The rings of the window before the last look.
+    /// The number of the window's rings at the last look.
     rings: u32,
-    /// The present wait, and the meeting that it is for.
+    /// The current wait, and the meeting that it waits for.
     wait: Option<(Option<u32>, WindowWait)>,
 }
 
@@ -266,10 +270,10 @@ impl HostStep for NodeStep {
     }
 }
 
-/// An operation of the ranks of a host. A rank gives its core to other operations wherever it waits.
+/// An operation of the ranks of a host. Wherever it would wait, the rank works on other operations.
 struct NodeOperation {
     node: Rc<Node>,
-    /// Names the operation, as in messages.
+    /// Identifies the operation, as in messages.
     stamp: Stamp,
     lane: Cell<Option<usize>>,
     /// The meeting that this rank waits for.
@@ -292,7 +296,7 @@ impl NodeOperation {
     async fn allreduce(&self, arithmetic: Arithmetic, data: Bytes) -> Result<()> {
         if data.len <= SHORT_BYTES && data.len * self.local_size() <= SHORT_TOTAL_BYTES {
             let sum = |slots: &[*const u8]| {
-                // SAFETY: every local rank has filled its slot before the meeting; the data are none of them,
+                // SAFETY: every local rank has filled its slot before the meeting. The data are in no slot,
                 // and are this operation's.
                 unsafe { reduce::reduce_shared(arithmetic, slots, &[data.start], data.len) };
             };
@@ -331,7 +335,7 @@ impl NodeOperation {
             // collectives.
             update(own.start, unsafe { std::slice::from_raw_parts_mut(data.at(own.start), own.len()) })?;
         }
-        // The buffer has counted.
+        // The bytes of the buffer are counted already.
         self.allgather(data, parts, 0).await
     }
 
@@ -345,8 +349,8 @@ impl NodeOperation {
             let own = self.part_of(parts);
             let take = |slots: &[*const u8]| {
                 let inputs: Vec<*const u8> = slots.iter().map(|slot| slot.wrapping_add(own.start)).collect();
-                // SAFETY: every slot holds as many bytes as the parts have, and is filled; `out` is none of
-                // them.
+                // SAFETY: every slot holds as many bytes as the parts have, and is filled; `out` is in no
+                // slot.
                 unsafe { reduce::reduce_shared(arithmetic, &inputs, &[out.start], own.len()) };
             };
             self.count(input.len);
@@ -359,8 +363,7 @@ impl NodeOperation {
     async fn alltoall(&self, (input, given): (Bytes, &Parts), (out, taken): (Bytes, &Parts)) -> Result<()> {
         let (local_rank, local_size) = (self.local_rank(), self.local_size());
         let block = |parts: &Parts, at: usize| parts.range(at..at + 1);
-        // The lengths of the blocks of `input` and of `out`, which all ranks get to know, and a short input
-        // itself.
+        // All ranks see the lengths of the blocks of `input` and of `out`, and a short input itself.
         let lens_bytes = 2 * local_size * size_of::<u64>();
         assert!(lens_bytes <= SHORT_BYTES, "{local_size} local ranks have no room for the lengths of their blocks");
         let is_short = |parts: &Parts| parts.len() + lens_bytes <= SHORT_BYTES;
@@ -379,13 +382,13 @@ impl NodeOperation {
         let slots = self.short_slots();
         let lens_at = |slot: *const u8| {
             let mut lens = vec![0_u64; 2 * local_size];
-            // SAFETY: every slot begins with as many numbers, and is filled.
+            // SAFETY: every slot begins with `2 * local_size` numbers, and is filled.
             unsafe { copy(slot, lens.as_mut_ptr().cast(), lens_bytes) };
             let (given, taken) = lens.split_at(local_size);
             (Parts::of_lens(given.iter().map(|len| *len as usize)), taken.to_vec())
         };
         let (all, all_taken): (Vec<Parts>, Vec<Vec<u64>>) = slots.iter().map(|slot| lens_at(*slot)).unzip();
-        // Every rank looks at all pairs, and so has the same answer.
+        // Every rank looks at all pairs, so all ranks come to the same answer.
         let pairs = (0..local_size).flat_map(|from| (0..local_size).map(move |to| (from, to)));
         for (from, to) in pairs {
             let (sent, expected) = (block(&all[from], to).len(), all_taken[to][from] as usize);
@@ -397,7 +400,7 @@ impl NodeOperation {
                 ));
             }
         }
-        // The place of a rank's block for this one in its input, and in the output.
+        // The range of the block from rank `other` in that rank's input, and in this rank's output.
         let places = |other: usize| (block(&all[other], local_rank), block(taken, other));
         let (from, to) = places(local_rank);
         // SAFETY: both blocks lie in their memory, which is this operation's.
@@ -417,8 +420,8 @@ impl NodeOperation {
         if buffers.all_reached() {
             let taken = others.try_for_each(|other| {
                 let (from, to) = places(other);
-                // SAFETY: inputs do not change before the next meeting; `out` is this operation's, and none of
-                // them.
+                // SAFETY: inputs do not change before the next meeting. `out` is this operation's, and is no
+                // input.
                 unsafe { buffers.read(other, from, out.at(to.start)) }.map_err(|cause| (other, cause))
             });
             return self.end(taken).await;
@@ -435,8 +438,8 @@ impl NodeOperation {
                 for other in others.clone() {
                     let from = piece(&block(given, other), round);
                     let to = self.lane().slot(round, local_rank).wrapping_add(other * room_bytes);
-                    // SAFETY: the slot is this local rank's, has a room for each, and was last read before
-                    // the last meeting.
+                    // SAFETY: the slot is this local rank's, has room for each block, and was last read
+                    // before the last meeting.
                     unsafe { copy(input.at(from.start), to, from.len()) };
                 }
             }
@@ -456,8 +459,8 @@ impl NodeOperation {
         Ok(())
     }
 
-    /// Shows at most `SHORT_BYTES` to all local ranks, and passes the bytes that each shows to `take`.
-    /// `name_bytes` is the same on all.
+    /// Shows at most `SHORT_BYTES` to all local ranks, and passes the bytes of all ranks to `take`. All ranks
+    /// have the same `name_bytes`.
     async fn show_short(&self, own: Bytes, name_bytes: usize, take: impl FnOnce(&[*const u8])) -> Result<()> {
         self.begin(name_bytes).await;
         // SAFETY: the slot is this local rank's and long enough, and nobody reads it before the meeting.
@@ -472,7 +475,8 @@ impl NodeOperation {
         (0..self.local_size()).map(slot).collect()
     }
 
-    /// Gives every local rank part `s` of the bytes, of which this rank's part is only read, and counts them.
+    /// Gathers `data` on every local rank: part `s` comes from local rank `s`. This rank's part is only read.
+    /// Counts the bytes.
     async fn allgather(&self, data: Bytes, parts: &Parts, counted_bytes: usize) -> Result<()> {
         let (len_bytes, local_rank, start) = (parts.len(), self.local_rank(), data.start);
         self.count(counted_bytes);
@@ -505,8 +509,8 @@ impl NodeOperation {
                 if part.is_empty() {
                     return Ok(());
                 }
-                // SAFETY: the part is within both buffers, and its owner changes it after the next meeting
-                // only.
+                // SAFETY: the part is within both buffers, and its owner does not change it before the next
+                // meeting.
                 unsafe { buffers.read(owner, part.clone(), buffers.own.add(part.start)) }
                     .map_err(|cause| (owner, cause))
             });
@@ -519,8 +523,8 @@ impl NodeOperation {
                 let piece = buffers.piece(round);
                 let given = overlap(&piece, &part);
                 let to = self.lane().sums(round);
-                // SAFETY: only this local rank writes this range of the place, and nobody has read it since a
-                // meeting ago.
+                // SAFETY: only this local rank writes this range, and nobody has read it since the last
+                // meeting.
                 unsafe { copy(buffers.own.add(given.start), to.add(given.start - piece.start), given.len()) };
             }
             if round > 0 {
@@ -545,8 +549,8 @@ impl NodeOperation {
         if self.local_rank() < parts.count() { parts.range(self.local_rank()..self.local_rank() + 1) } else { 0..0 }
     }
 
-    /// Sums the ranks' inputs for `keepers`. Returns true if every local rank has the values that the owners
-    /// have computed from their sums by `update`: that is so if all buffers are in arenas.
+    /// Sums the ranks' inputs for `keepers`. Returns true if every local rank has the values that the owners'
+    /// `update` has computed from the sums, as is the case if all buffers are in arenas.
     async fn reduce(
         &self,
         arithmetic: Arithmetic,
@@ -560,7 +564,7 @@ impl NodeOperation {
         }
         self.count(len_bytes);
         self.begin(len_bytes).await;
-        // A sum may go where the buffer is only if it belongs there.
+        // A sum may be written to the buffer only if it belongs there.
         let may_be_reached = given.is_in_place || self.node.reach.reads_processes();
         let shown = if may_be_reached { self.node.reach.shown(from, len_bytes) } else { 0 };
         self.lane().show(shown);
@@ -585,7 +589,7 @@ impl NodeOperation {
             return self.end(summed).await.map(|()| is_updated);
         }
         if !given.is_in_place || buffers.reads_processes() {
-            // Memory that a rank cannot lend, such as a device's, sends all through the window.
+            // If a rank cannot lend its memory, such as a device's, all buffers go through the window.
             if shown != 0 && (!given.is_in_place || buffers.is_in_process(local_rank)) {
                 copy_first();
             }
@@ -625,8 +629,8 @@ impl NodeOperation {
         Ok(false)
     }
 
-    /// Sums this rank's part of buffers that are all reached, updates it, and gives it to all: nobody else
-    /// touches the part.
+    /// Sums this rank's part of buffers that are all reached, updates it, and writes it to all of them. No
+    /// other rank touches the part.
     fn update_where_they_are(
         &self,
         arithmetic: Arithmetic,
@@ -654,7 +658,8 @@ impl NodeOperation {
         Ok(Ok(()))
     }
 
-    /// Sums this rank's part of buffers that are all reached to `to`, which is in none of them.
+    /// Sums this rank's part of buffers that are all reached. The sums go to `to`, which is in none of the
+    /// buffers.
     fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &ReachedBuffers, parts: &Parts, to: *mut u8) -> MoveResult {
         let own = self.part_of(parts);
         for piece in pieces(own.clone(), buffers.taken_bytes) {
@@ -667,8 +672,8 @@ impl NodeOperation {
         Ok(())
     }
 
-    /// Sums this rank's share of buffers that are all reached, then the rest of the shares of ranks that did
-    /// not get a core.
+    /// Sums this rank's share of buffers that are all reached. Then sums the rest of the shares of ranks that
+    /// did not get a core.
     fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &ReachedBuffers, keepers: Keepers) -> MoveResult {
         let (local_rank, local_size) = (self.local_rank(), self.local_size());
         for owner in (local_rank..local_size).chain(0..local_rank) {
@@ -689,7 +694,7 @@ impl NodeOperation {
         Ok(())
     }
 
-    /// Sums `range` of buffers that are all reached, for the ranks that keep it.
+    /// Sums `range` of buffers that are all reached, for the ranks that keep the range.
     fn sum_reached(
         &self,
         arithmetic: Arithmetic,
@@ -716,7 +721,7 @@ impl NodeOperation {
         })
     }
 
-    /// Returns the range of every buffer, all of which are reached: its address, or that of a copy.
+    /// Returns the address of the range in every buffer, or of a copy of it. All buffers are reached.
     fn inputs(
         &self,
         buffers: &ReachedBuffers,
@@ -726,8 +731,8 @@ impl NodeOperation {
         (0..self.local_size()).map(input).collect()
     }
 
-    /// Sums `share` of the piece `turn` of all buffers for the ranks that keep it. Buffers in no arena are in
-    /// the slots of that piece.
+    /// Sums `share` of the piece `turn` of all buffers, for the ranks that keep the share. Buffers in no
+    /// arena are in the slots of the piece.
     fn sum(
         &self,
         arithmetic: Arithmetic,
@@ -777,8 +782,8 @@ impl NodeOperation {
         self.node.reach.buffers((own, len_bytes), (self.local_rank(), self.lane().slot_bytes()), shown)
     }
 
-    /// Ends an operation by its last meeting. A rank that has died is missed there: that is the better error.
-    /// If one rank could not do its part, no rank has the result.
+    /// Ends an operation by its last meeting. If a rank has died, the meeting returns an error that names it,
+    /// which is better than the error of `moved`. If one rank could not do its part, no rank has the result.
     async fn end(&self, moved: MoveResult) -> Result<()> {
         if let Err((local_rank, _)) = &moved {
             self.node.window.fail(*local_rank);
@@ -800,8 +805,8 @@ impl NodeOperation {
         }
     }
 
-    /// Enters a lane and names the collective there. An operation that does another one leaves the lane of the
-    /// one before.
+    /// Enters a lane and names the collective there. If the operation has done a collective before, it leaves
+    /// that collective's lane.
     async fn begin(&self, len_bytes: usize) {
         self.leave();
         let entered = &self.node.entered;
@@ -821,7 +826,8 @@ impl NodeOperation {
         self.node.moved_bytes.update(|moved_bytes| moved_bytes + len_bytes as u64);
     }
 
-    /// Comes to the first meeting of an operation. Returns an error if the ranks have brought different lengths.
+    /// Takes part in the first meeting of an operation. Returns an error if the ranks have brought different
+    /// lengths.
     async fn meet_first(&self, len_bytes: usize) -> Result<()> {
         self.meet().await;
         match self.lane().differs(name(len_bytes, self.stamp)) {
@@ -834,7 +840,7 @@ impl NodeOperation {
         }
     }
 
-    /// Comes to the next meeting, and is done when all local ranks have come.
+    /// Takes part in the next meeting, and is done when all local ranks do.
     async fn meet(&self) {
         if let Some(meeting) = self.lane().come() {
             self.meeting.set(Some(meeting));
@@ -844,7 +850,7 @@ impl NodeOperation {
     }
 }
 
-/// `range` in pieces of at most `len_bytes`.
+/// Divides `range` into pieces of at most `len_bytes`.
 fn pieces(range: Range<usize>, len_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(len_bytes).map(move |start| start..(start + len_bytes).min(range.end))
 }
@@ -861,7 +867,7 @@ fn share_of(range: Range<usize>, grain: usize, local_rank: usize, local_size: us
     at(grains.start)..at(grains.end)
 }
 
-/// Returns the common part of both ranges; an empty range within `one` if they have none.
+/// Returns the common part of both ranges, or an empty range within `one` if they have none.
 fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let start = other.start.clamp(one.start, one.end);
     start..other.end.clamp(start, one.end)

@@ -1,12 +1,12 @@
-//! Finds the ranks that share a host, and the shared memory between them. Done once, at the start, without
-//! configuration.
+//! Finds the ranks that share a host, and the memory that they share. This is done once, at the start, and
+//! needs no configuration.
 //!
 //! MPI reports which ranks could share memory. Ranks whose hosts have different names do not share it,
 //! whatever MPI reports, such as the emulated hosts of one machine. Every rank then sends the address of its
-//! memory to all others, tries to map that of its neighbours, and sends to all others if it could. So all
-//! ranks draw the same conclusion, and a host on which one attempt failed (a container that hides its
-//! processes, say) goes on with messages. In the same way they find out if they can read the memory of each
-//! other's processes.
+//! memory to all others, tries to map the memory of its neighbours, and reports to all others if it
+//! succeeded. So all ranks draw the same conclusion. A host on which one attempt failed goes on with
+//! messages; a container that hides its processes may be the reason. In the same way ranks find out if they
+//! can read the memory of each other's processes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -28,10 +28,10 @@ use crate::transport::Stamp;
 use crate::transport::peer_memory::{self, Probe};
 use crate::transport::window::Window;
 
-/// The stamp of the first messages of all.
+/// The stamp of a job's first messages.
 const FIRST: Stamp = 0;
 
-/// The number of hosts below which racks make no useful difference.
+/// The least number of hosts for which racks make a useful difference.
 const RACKED: usize = 4;
 
 const MOST_CORES: u64 = 1 << 16;
@@ -42,14 +42,14 @@ type Card = [u64; CARD_WORDS];
 
 /// The ranks by host, and this rank's access to its neighbours' memory.
 pub(super) struct Placement {
-    /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that
-    /// shares no memory is on a host of its own.
+    /// The ranks of each host in ascending order. Hosts are in the order of their lowest ranks. A rank that
+    /// shares no memory counts as a host of its own.
     pub(super) hosts: Vec<Vec<usize>>,
-    /// The number of hosts on which MPI runs ranks, be their memory shared or not.
+    /// The number of hosts on which MPI runs ranks, whether their ranks share memory or not.
     machines: usize,
-    /// The racks the hosts stand in, if there are two.
+    /// The racks of the hosts, if there are two.
     pub(super) racks: Option<Racks>,
-    /// True if every rank has a name for its rack, be it one for all.
+    /// True if every rank has a name for its rack, even if all have the same name.
     pub(super) are_racks_named: bool,
     /// This rank's neighbours, if it has any.
     pub(super) node: Option<Rc<Node>>,
@@ -80,7 +80,8 @@ impl Placement {
         self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
 
-    /// The plan of `rank` between racks, if every rank is on a host of its own and the buffer is long enough.
+    /// Returns the plan of `rank` between racks, if every rank is on a host of its own and the buffer is long
+    /// enough.
     pub(super) fn plan_in_racks(&self, rank: usize, len_bytes: usize, element_bytes: usize) -> Option<Plan> {
         self.racks.as_ref()?.plan(rank, len_bytes / element_bytes, element_bytes)
     }
@@ -96,13 +97,13 @@ impl Placement {
         }
     }
 
-    /// Returns true if the racks of a cluster file count: of jobs with fewer hosts none do, and names of
-    /// racks in the environment come first.
+    /// Returns true if the racks of a cluster file are used. They are not used with too few hosts, or if the
+    /// environment names the racks.
     pub(super) fn may_have_racks(&self) -> bool {
         !self.are_racks_named && self.hosts.len() >= RACKED
     }
 
-    /// Finds the placement. Collective. `read_memory` is that of the configuration.
+    /// Finds the placement. Collective. `read_memory` is the configuration's.
     pub(super) fn find(executor: &mut Executor, read_memory: Option<bool>) -> Result<Self> {
         let (rank, size) = (executor.rank(), executor.size());
         let lowest = executor.transport.hosts()?;
@@ -163,8 +164,8 @@ fn card(lowest: usize, window: Option<&Region>, may_read: bool) -> Card {
         })
     };
     let (window, arena) = (words(window), words(arena));
-    // The rank where MPI says that memory is shared; the upper half says whether this rank is set to use
-    // that.
+    // The lowest rank with which this rank shares memory, as MPI reports. The highest bit is set if this rank
+    // is configured to use shared memory.
     let place = lowest as u64 | u64::from(is_willing) << 63;
     let pid = u64::from(std::process::id());
     let probe = if may_read && is_willing { peer_memory::probe() } else { Probe::NONE };
@@ -193,13 +194,15 @@ fn address(card: &Card, first: usize) -> Option<Address> {
     Some(Address { pid: card[2] as u32, descriptor, identity, len_bytes: card[first + 3] })
 }
 
-/// The ranks of each host: those with the same place and the same name, and willing.
+/// Returns the ranks of each host: ranks with the same place and the same name that are willing to share
+/// memory.
 fn by_host(cards: &[Card]) -> Vec<Vec<usize>> {
     let is_alone = |rank: usize| (cards[rank][0] >> 63 == 0).then_some(rank);
     ranks_by(cards.iter().enumerate().map(|(rank, card)| (card[0], card[1], is_alone(rank))))
 }
 
-/// The ranks that have the same key, given by rank; groups in the order of their lowest ranks.
+/// Groups ranks by their keys, which are in the order of the ranks. Groups are in the order of their lowest
+/// ranks.
 pub(super) fn ranks_by<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Vec<Vec<usize>> {
     let (mut groups, mut place_of) = (Vec::<Vec<usize>>::new(), HashMap::new());
     for (rank, key) in keys.into_iter().enumerate() {
@@ -212,16 +215,16 @@ pub(super) fn ranks_by<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Vec<V
     groups
 }
 
-/// Returns true if this number of ranks of a host may turn out to read each other's memory. If they cannot,
-/// nobody is allowed to.
+/// Returns true if this number of ranks of one host may decide to read each other's memory. If not, a rank
+/// need not allow it.
 fn may_read(wanted: Option<bool>, neighbours: usize) -> bool {
     wanted.unwrap_or(neighbours == 2 || own_cores() % MOST_CORES < neighbours as u64)
 }
 
-/// Returns true if this rank can read the memory of its neighbours' processes, and should. It should if
-/// `wanted` is true, or, without `wanted`, if that is faster. The window costs a meeting at each piece, and
-/// at each meeting ranks that outnumber the cores wait for one. But the kernel's copies take more of a core,
-/// and the more ranks there are, the more of them.
+/// Returns true if this rank can and should read the memory of its neighbours' processes. It should if
+/// `wanted` is true, or if `wanted` is not set and reading is faster. The window costs a meeting at each
+/// piece, and at each meeting ranks that outnumber the cores wait for one. But the kernel's copies take more
+/// of a core's time, and their number grows with the number of ranks.
 fn reads_processes(wanted: Option<bool>, ranks: &[usize], cards: &[Card]) -> bool {
     let probe = |card: &Card| Probe { address: card[12], value: card[13] };
     let sets: BTreeSet<u64> = ranks.iter().map(|rank| cards[*rank][14]).collect();
@@ -230,8 +233,9 @@ fn reads_processes(wanted: Option<bool>, ranks: &[usize], cards: &[Card]) -> boo
     is_wanted && ranks.iter().all(|rank| peer_memory::can_read(cards[*rank][2] as u32, probe(&cards[*rank])))
 }
 
-/// The cores that this process may use: a name of the set, times [`MOST_CORES`], plus the number of cores
-/// that it may use at once. A launcher that binds ranks gives each a set of its own.
+/// Describes the cores that this process may use: a number that names the set of cores, times [`MOST_CORES`],
+/// plus the number of cores that the process may use at once. A launcher that binds ranks gives each rank its
+/// own set.
 fn own_cores() -> u64 {
     let set = rustix::thread::sched_getaffinity(None).map_or(0, |set| {
         let members: Vec<u8> = (0..rustix::thread::CpuSet::MAX_CPU).map(|core| u8::from(set.is_set(core))).collect();
@@ -241,8 +245,8 @@ fn own_cores() -> u64 {
     set / MOST_CORES * MOST_CORES + count.min(MOST_CORES - 1)
 }
 
-/// This rank's view of the window and of its neighbours' arenas: no view if there is no window, no arenas if
-/// one is lacking.
+/// Returns this rank's view of the window and of its neighbours' arenas. Without a window there is no view.
+/// If one arena is lacking, there are no arenas.
 fn join(rank: usize, ranks: &[usize], cards: &[Card], window: Option<Region>) -> Option<(Window, Vec<Region>)> {
     let open = |what: &str, rank: usize, address: Option<Address>| {
         let region = Region::open(&address?);

@@ -1,9 +1,9 @@
 //! Learns a cluster's [`Model`] by running a few small allreduces, and solving for its numbers.
 //!
-//! The probe runs the plans, the interpreter and the transport of real sums: if ranks share cores, these take
-//! more time than the wire. Cutting a plan is not timed, since it is done once for all equal sums. All ranks
-//! take part, exchange their times, and compute the same numbers from them. Many ranks run several rings at
-//! the same time ([`ProbeRing`]). In the terms of the model, for `n` ranks:
+//! The probe runs the plans, the interpreter and the transport of real sums, because these take more time
+//! than the wire if ranks share cores. Cutting a plan is not timed, since it is done once for all equal sums.
+//! All ranks take part, exchange their times, and compute the same numbers from them. Many ranks run several
+//! rings at the same time ([`ProbeRing`]). In the terms of the model, for `n` ranks:
 //!
 //! | run | its time, without the costs that are known already |
 //! | --- | --- |
@@ -16,17 +16,18 @@
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! The short runs move so few bytes that most shapers do not delay them. One that does delays the ring of two
-//! hosts too, which runs right after the ring and moves as many bytes over each link in each direction. If it
-//! delayed the ring more, that would be counted as the ranks' work, `w`. If no rank is idle, as on two hosts,
-//! `w` cannot be separated from `1/b`, and is taken for 0. A long ring that takes half as long again as it
-//! would at `b` was delayed by a shaper. Its time is then `x/B` and that of direct is `F x/B`, and known
-//! costs are not subtracted. Without a shaper, `P` is the number of bytes that the short runs moved.
+//! The short runs move so few bytes that most shapers do not delay them. A shaper that delays them delays the
+//! ring of two hosts too: this ring runs right after the ring of all hosts, and moves as many bytes over each
+//! link in each direction. If a shaper delayed the ring of all hosts more, the difference would be counted as
+//! the ranks' work, `w`. If no rank is idle, as on two hosts, `w` cannot be separated from `1/b`, and is
+//! taken for 0. A long ring that takes half as long again as it would at `b` was delayed by a shaper. Its
+//! time is then `x/B`, the time of direct is `F x/B`, and known costs are not subtracted. Without a shaper,
+//! `P` is the number of bytes that the short runs moved.
 //!
-//! The long runs start small and grow until one takes [`LONG_ENOUGH_US`] and longer than latency alone: so a
-//! slow network is not busy for long, and the run on a fast one is not too short to measure. If that one's
-//! later runs take much less time, the next longer one takes its place. `C` is measured on each rank by
-//! itself, while all do the same.
+//! The long runs start small and grow until one takes [`LONG_ENOUGH_US`] and longer than latency alone. So a
+//! slow network is not busy for long, and the run on a fast network is not too short to measure. If later
+//! runs of this length take much less time, the next longer length is used. `C`, the rate at which a rank
+//! adds, is not in the table: all ranks measure their own at the same time.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -43,24 +44,26 @@ use crate::transport::{OF_A_SET, Stamp};
 /// both.
 pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
-/// The runs of each short collective. The number of batches is such that they fit in the time below by the
-/// time of the second batch, within the limits. The lower quartile counts, or the shortest of two or three,
-/// since other load makes most runs longer.
+/// The runs of each short collective. As many batches run as fit into [`BATCHES_US`] if each takes as long as
+/// the second did, within the limits of [`BATCHES`]. The lower quartile counts, or the shortest of two or
+/// three, since other load makes most runs longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
-/// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than
-/// most shapers admit while they run; that time grows with the number of ranks, as the messages do.
+/// The bytes per rank that the short transfers move over the busiest link. All short transfers together move
+/// fewer bytes than most shapers admit in the time that the transfers take. With more ranks they take longer,
+/// because there are more messages, so they may move more bytes.
 const SHORT_BYTES: usize = 8 << 10;
 const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
-/// The part of a long enough time that the least time of a long ring's later runs must reach. If it is less,
-/// other load delayed the first runs, and the ring may have moved only what a shaper lets through at once.
+/// The shortest later run of a long ring must take at least this part of [`long_enough_us`]. If it takes
+/// less, other load delayed the first runs, and the ring may have moved only what a shaper lets through at
+/// once.
 const STILL_LONG: f64 = 0.75;
-/// The factor by which a long enough ring takes longer than the smallest: latency hides behind bytes, and
-/// bytes behind latency.
+/// A ring is long enough if it takes this many times as long as the smallest. The time of a shorter one may
+/// be mostly latency.
 const BEYOND_LATENCY: f64 = 2.0;
 /// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
 /// long.
@@ -70,7 +73,7 @@ const RESTED_BYTES: usize = 256 << 10;
 const SHAPED: f64 = 1.5;
 /// Runs of each long transfer. The shortest counts, since other load only adds time.
 const LONG_RUNS: usize = 4;
-/// Time for a shaper to save up a burst, as `--rest` of `bench allreduce`.
+/// The time for a shaper to save up a burst, like `--rest` of `bench allreduce`.
 const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
@@ -90,10 +93,10 @@ pub(super) enum ProbeRun {
 /// The times in microseconds, each the same on every rank, and the lengths that were run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ProbeTimes {
-    /// The ranks that all take part, and those of a ring.
+    /// The number of all ranks, and of the ranks in the longest ring.
     pub(super) size: usize,
     pub(super) ring_size: usize,
-    /// The times of allreduces: of ring and direct with one byte for each rank, of the star with one byte in
+    /// The times of short allreduces. Ring and direct have one byte for each rank, the star has one byte in
     /// all.
     pub(super) ring_us: f64,
     pub(super) star_us: f64,
@@ -101,18 +104,18 @@ pub(super) struct ProbeTimes {
     /// The time of a ring with one part for each of its ranks.
     pub(super) short_part: usize,
     pub(super) short_ring_us: f64,
-    /// The time of the same number of steps by the ranks of two hosts, with parts of a byte and with the same
-    /// parts, and the number of ranks that are idle meanwhile.
+    /// The times of the same number of steps by the ranks of two hosts, with parts of one byte and with parts
+    /// of `short_part` bytes, and the number of ranks that are idle meanwhile.
     pub(super) two_us: f64,
     pub(super) short_two_us: f64,
     pub(super) idle: usize,
-    /// A ring of long parts.
+    /// The part and the time of a long ring.
     pub(super) long_part: usize,
     pub(super) long_ring_us: f64,
-    /// An allreduce of `size` parts.
+    /// The part and the time of a long direct allreduce, of `size` parts.
     pub(super) direct_part: usize,
     pub(super) long_direct_us: f64,
-    /// A ring of parts after a rest.
+    /// The part and the time of a ring after a rest.
     pub(super) rested_part: usize,
     pub(super) rested_ring_us: f64,
     pub(super) segment_bytes: usize,
@@ -127,10 +130,10 @@ pub(super) struct LongParts {
 }
 
 impl LongParts {
-    /// The parts of buffers of `bytes`, over `size` ranks or rings of `ring_size`.
+    /// Returns the parts of buffers of `bytes` bytes, over `size` ranks or over rings of `ring_size` ranks.
     fn of(bytes: usize, size: usize, ring_size: usize) -> Self {
         let ring = bytes.div_ceil(ring_size);
-        // On a slow network the part is no longer than one that is sent without a rest.
+        // On a slow network the part after a rest is no longer than the part without a rest.
         LongParts { ring, direct: bytes.div_ceil(size), rested: RESTED_BYTES.div_ceil(ring_size).min(ring) }
     }
 }
@@ -149,19 +152,19 @@ pub(super) trait ProbeRunner {
     /// The rate of one thread that adds.
     fn sum_bytes_per_us(&mut self) -> f64;
 
-    /// Microseconds since some moment.
+    /// Returns the microseconds since some fixed moment.
     fn now_us(&self) -> f64;
 
-    /// Sums once: `len` bytes over all ranks, or for each rank of a ring. Returns the time in microseconds; 0
-    /// on ranks that are idle meanwhile.
+    /// Sums `len` bytes over all ranks, or `len` bytes for each rank of a ring, once. Returns the time in
+    /// microseconds, or 0 on ranks that are idle meanwhile.
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
 
-    /// Returns every rank's `own` rows, in the order of the ranks; a simulation has one row.
+    /// Returns every rank's `own` row, in the order of the ranks. A simulation has one row.
     fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>>;
 
     fn rest(&mut self, how_long: Duration);
 
-    /// Takes all times.
+    /// Runs all allreduces of the probe. Returns their times.
     fn measure(&mut self) -> Result<ProbeTimes> {
         let (size, ring_size) = self.sizes();
         let (segment_bytes, sum) = (self.segment_bytes(), self.sum_bytes_per_us());
@@ -180,7 +183,8 @@ pub(super) trait ProbeRunner {
         let mut sizes = LONG_BYTES.into_iter().peekable();
         let (long, [long_ring_us, long_direct_us, rested_ring_us]) = loop {
             let long = LongParts::of(sizes.next().unwrap_or(LONG_BYTES[LONG_BYTES.len() - 1]), size, ring_size);
-            // The lesser of two, as noise only adds: one slow run would end the growth too soon.
+            // The shorter of two runs counts, since noise only adds time: one slow run would end the growth
+            // too soon.
             let first = self.run(ProbeRun::Ring, long.ring)?;
             let own = first.min(self.run(ProbeRun::Ring, long.ring)?);
             let is_last = sizes.peek().is_none();
@@ -219,7 +223,7 @@ pub(super) trait ProbeRunner {
     fn long_runs(&mut self, long: &LongParts) -> Result<[f64; 3]> {
         let mut least = [f64::INFINITY; 3];
         for _ in 0..LONG_RUNS {
-            // All ranks have ended a run when the next begins.
+            // All ranks end a run before the next begins.
             let ring = self.run(ProbeRun::Ring, long.ring)?;
             let [ring] = self.slowest([ring])?;
             let direct = self.run(ProbeRun::All(Algorithm::Direct), self.sizes().0 * long.direct)?;
@@ -258,7 +262,7 @@ pub(super) trait ProbeRunner {
         }))
     }
 
-    /// Returns the slowest ring's times, as one ring over all ranks is as slow as its slowest part.
+    /// Returns the slowest ring's times, because a ring over all ranks would be as slow as its slowest part.
     fn slowest<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
         let rows = self.gather(own)?;
         Ok(std::array::from_fn(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)))
@@ -334,7 +338,8 @@ impl<'a> Prober<'a> {
         Prober { executor, ring, begun: Instant::now() }
     }
 
-    /// Returns the time of a ring of these ranks, with parts of `part` bytes; 0 if this rank is none of them.
+    /// Returns the time of a ring of these ranks with parts of `part` bytes, or 0 if this rank is none of
+    /// them.
     fn ring_among(&mut self, members: &[usize], part: usize) -> Result<f64> {
         let own = self.executor.rank();
         let Some(place) = members.iter().position(|member| *member == own) else { return Ok(0.0) };
@@ -357,7 +362,7 @@ fn batches_in(batch_us: f64) -> usize {
     ((BATCHES_US / batch_us) as usize).clamp(*BATCHES.start(), *BATCHES.end())
 }
 
-/// Returns the least time of a long ring, if the smallest took `smallest_us`.
+/// Returns the time from which on a ring is long enough, if the smallest took `smallest_us`.
 fn long_enough_us(smallest_us: f64) -> f64 {
     LONG_ENOUGH_US.max(BEYOND_LATENCY * smallest_us)
 }
@@ -368,7 +373,7 @@ fn short_part(size: usize) -> usize {
 }
 
 /// Returns the model's prediction for a ring of `ring_size` ranks while all `size` ranks run such rings. The
-/// cost of a message to every rank counts for the messages of all rings.
+/// cost that each message has for every rank is counted for the messages of all rings.
 pub(super) fn ring_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     of_all_rings(model, sizes).predicted_us(Algorithm::Ring, sizes.1 * part, sizes.1, segment_bytes)
 }
@@ -381,7 +386,8 @@ pub(super) fn two_us(model: &Model, sizes: (usize, usize), part: usize, segment_
     (sizes.1 - 1) as f64 * once
 }
 
-/// The model of one ring, among others that cost its ranks as much as their own.
+/// Returns the model of one ring while other rings run. A message of another ring costs a rank as much as a
+/// message of its own ring.
 fn of_all_rings(model: &Model, (size, ring_size): (usize, usize)) -> Model {
     let rings = size as f64 / ring_size as f64;
     Model {
@@ -391,8 +397,8 @@ fn of_all_rings(model: &Model, (size, ring_size): (usize, usize)) -> Model {
     }
 }
 
-/// Returns the model that predicts these times, the long ones without the shaper's first bytes. A number that
-/// noise made impossible is replaced by the nearest possible one.
+/// Returns the model that predicts these times. The long times are without the bytes that a shaper lets
+/// through first. A number that noise made impossible is replaced by the nearest possible one.
 pub(super) fn fit(times: &ProbeTimes) -> Model {
     let (n, steps) = (times.size as f64, 2.0 * (times.ring_size - 1) as f64);
     let (step, star, direct) = (times.ring_us / steps, times.star_us / 2.0, times.direct_us / 2.0);
@@ -403,7 +409,8 @@ pub(super) fn fit(times: &ProbeTimes) -> Model {
         let most = (step - n * shared_message_us).max(least);
         ((star - step + shared_message_us) / (n - 2.0)).clamp(least, most)
     } else {
-        // With two ranks latency and work cannot be separated; a quarter is work, as on larger clusters.
+        // With two ranks latency and work cannot be separated. A quarter is taken for work, as on larger
+        // clusters.
         (0.25 * (step - n * shared_message_us)).max(least)
     };
     let latency_us = (step - message_us - n * shared_message_us).max(least);

@@ -1,8 +1,8 @@
 //! The rings that the probe times, all at the same time.
 //!
-//! A ring over many hosts takes a number of steps that grows with the hosts. Latency would then hide the rate
-//! of a link, and a probe would take longer with more hosts. A step takes the same time in a ring of few
-//! hosts.
+//! In a ring over all hosts, the number of steps grows with the number of hosts. Latency would then hide the
+//! rate of a link, and a probe would take longer with more hosts. A step takes as long in a ring of few hosts
+//! as in a ring of many, so the probe uses several short rings.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use super::placement::ranks_by;
 /// of all ranks.
 const HOSTS_OF_A_RING: usize = 8;
 
-/// The ring of one rank: neighbours within it, like those of a ring over all ranks.
+/// The ring to which one rank belongs. Its members are neighbours in the order of a ring over all ranks.
 #[derive(Debug)]
 pub(super) struct ProbeRing {
-    /// Its ranks, in order.
+    /// The ring's ranks, in order.
     pub(super) members: Vec<usize>,
-    /// The ranks of its first machine and of its last, or two ranks if there is one machine.
+    /// The ranks of the ring's first and last machine, or two ranks if there is one machine.
     pub(super) of_two: Vec<usize>,
     /// The number of ranks that are in no ring's `of_two`.
     pub(super) idle: usize,
@@ -28,7 +28,8 @@ pub(super) struct ProbeRing {
 
 impl ProbeRing {
     /// Returns the ring of `rank`. `machine_of` has the number of each rank's machine. The ranks of a machine
-    /// are in one ring, whether they share memory or not: so each ring crosses the network.
+    /// are in one ring, whether they share memory or not. So each ring crosses the network if there are
+    /// several machines.
     pub(super) fn of(rank: usize, machine_of: &[u64]) -> Self {
         let machines = ranks_by(machine_of);
         let sorted = |mut members: Vec<usize>| {

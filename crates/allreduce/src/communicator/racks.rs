@@ -1,16 +1,18 @@
 //! Two racks: the hosts of each, and the plan that moves the fewest bytes over the link between them.
 //!
-//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if that knows the network; otherwise
-//! the cluster file may name it. Names matter only if all ranks have one and there are two different ones.
+//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if Slurm knows the network. Otherwise
+//! the cluster file may name the rack. Names matter only if all ranks have one and there are two different
+//! names.
 
 use ringpull_base::config;
 use ringpull_plan::Plan;
 
-/// The length below which sums take the plans for one rack, which need fewer messages.
+/// The least length of sums that use racks. Shorter sums use the plans for one rack, which need fewer
+/// messages.
 const LEAST_BYTES: usize = 1 << 20;
-/// The approximate length of a block of a piece: some segments.
+/// The approximate length of a block of a piece, which is some segments.
 const BLOCK_BYTES: usize = 512 << 10;
-/// The most pieces: more of them cost more for their messages than they save.
+/// The most pieces. More pieces cost more time for their messages than they save.
 const MOST_PIECES: usize = 64;
 
 /// The hosts of each rack, by their number among the hosts.
@@ -20,8 +22,8 @@ pub(super) struct Racks {
 }
 
 impl Racks {
-    /// The racks of hosts whose racks have these names, hashed, 0 for none: `None` unless there are two
-    /// racks.
+    /// Returns the racks of hosts, from the hashed names of each host's rack (0 for none). Returns `None`
+    /// unless there are two racks.
     pub(super) fn of(names: &[u64]) -> Option<Self> {
         let first = *names.first()?;
         let second = *names.iter().find(|name| **name != first)?;
@@ -37,7 +39,7 @@ impl Racks {
         &self.hosts
     }
 
-    /// Returns the plan of host `place` for `len` elements, if they are enough.
+    /// Returns the plan of host `place` for `len` elements, if these are enough to use racks.
     pub(super) fn plan(&self, place: usize, len: usize, element_bytes: usize) -> Option<Plan> {
         let len_bytes = len * element_bytes;
         let [one, other] = &self.hosts;
@@ -46,12 +48,12 @@ impl Racks {
     }
 }
 
-/// The name of this process's rack, hashed; 0 if it has none.
+/// Returns the hash of the name of this process's rack, or 0 if it has none.
 pub(super) fn own_name() -> u64 {
     config::rack().map_or(0, |name| hashed(&name))
 }
 
-/// A name of a rack, hashed; never 0.
+/// Returns the hash of a rack's name, which is never 0.
 pub(super) fn hashed(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes()).max(1)
 }

@@ -1,5 +1,6 @@
-//! The buffers of one operation of the ranks of a host, and this rank's access to each: the buffer is mapped
-//! here, or the kernel reads and writes it in its process, or it is not reached at all.
+//! The buffers of one operation of the ranks of a host, and this rank's access to each of them. A buffer is
+//! mapped into this process, or the kernel reads and writes it in the buffer's process, or it is not reached
+//! at all.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -13,10 +14,10 @@ use ringpull_base::buffer::region::Region;
 
 use crate::transport::peer_memory;
 
-/// The bit of a shown number that is an address; any other number is a place in the rank's arena, from 1, or
-/// 0.
+/// The bit that marks a shown number as an address. Any other number is an offset in the rank's arena plus 1,
+/// or 0.
 const IS_ADDRESS: u64 = 1 << 63;
-/// The bytes of mapped buffers that are summed at once.
+/// The bytes of mapped buffers that are summed in one go.
 const TAKEN_BYTES: usize = 512 << 10;
 /// The bytes of all inputs of one piece that are read from other processes: they stay in a core's cache.
 const ALL_READ_BYTES: usize = 1 << 20;
@@ -31,13 +32,13 @@ enum BufferPlace {
     Unreached,
 }
 
-/// This rank's ways to the memory of the others of its host.
+/// This rank's access to the memory of the other ranks of its host.
 pub(super) struct MemoryReach {
-    /// Each local rank's arena as it is mapped here; none if arenas cannot be shared.
+    /// Each local rank's arena, as it is mapped into this process. Empty if arenas cannot be shared.
     pub(super) arenas: Vec<Region>,
     /// Each local rank's process, if all of them can read each other's memory and do so.
     pub(super) processes: Option<Arc<[u32]>>,
-    /// Room for the copies of the operation that computes.
+    /// Room for copies, used by the one operation that computes at a time.
     scratch: RefCell<Option<Buffer>>,
 }
 
@@ -63,8 +64,8 @@ impl MemoryReach {
         }
     }
 
-    /// The buffers of an operation, from what each local rank has shown. The own buffer keeps the address
-    /// that the caller lent.
+    /// Returns the buffers of an operation, from the number that each local rank has shown. The own buffer
+    /// keeps the address that the caller lent.
     pub(super) fn buffers(
         &self,
         (own, len_bytes): (*mut u8, usize),
@@ -104,12 +105,13 @@ impl MemoryReach {
     }
 }
 
-/// Returns true if the kernel can read it for others: it refuses memory that a device has mapped.
+/// Returns true if the kernel can read `memory` for other processes. It refuses memory that a device has
+/// mapped.
 fn is_ordinary(memory: &[u8]) -> bool {
     let pid = std::process::id();
     let mut byte = 0_u8;
     [memory.first(), memory.last()].into_iter().flatten().all(|end| {
-        // SAFETY: one byte of memory that is lent, into one byte.
+        // SAFETY: one byte of lent memory is read into one byte.
         unsafe { peer_memory::read(pid, std::ptr::from_ref(end) as u64, &raw mut byte, 1) }.is_ok()
     })
 }
@@ -183,8 +185,7 @@ impl ReachedBuffers {
         index * self.piece_bytes..((index + 1) * self.piece_bytes).min(self.len_bytes)
     }
 
-    /// Returns a range of at most `taken_bytes` of a local rank's buffer, which is reached: its address, or
-    /// that of a copy.
+    /// Returns the address of a range of at most `taken_bytes` of a reached buffer, or the address of a copy.
     pub(super) fn input(&self, local_rank: usize, range: Range<usize>) -> io::Result<*const u8> {
         if let Some(place) = self.mapped(local_rank) {
             return Ok(place.wrapping_add(range.start));
@@ -207,7 +208,8 @@ impl ReachedBuffers {
     /// Copies a range of a local rank's buffer, which is reached.
     ///
     /// # Safety
-    /// Nobody writes the range meanwhile; `to` is valid for as many bytes, and nobody else touches them.
+    /// Nobody writes the range meanwhile. `to` is valid for the length of the range, and nobody else touches
+    /// these bytes.
     pub(super) unsafe fn read(&self, local_rank: usize, range: Range<usize>, to: *mut u8) -> io::Result<()> {
         match (self.mapped(local_rank), self.places[local_rank]) {
             // SAFETY: the range lies in the buffer; the rest is the caller's promise.
@@ -225,7 +227,7 @@ impl ReachedBuffers {
     /// Copies to a range of a local rank's buffer, which is reached.
     ///
     /// # Safety
-    /// Nobody else touches the range; `from` is valid for as many bytes.
+    /// Nobody else touches the range. `from` is valid for the length of the range.
     pub(super) unsafe fn write(&self, local_rank: usize, range: Range<usize>, from: *const u8) -> io::Result<()> {
         match (self.mapped(local_rank), self.places[local_rank]) {
             // SAFETY: the range lies in the buffer; the rest is the caller's promise.

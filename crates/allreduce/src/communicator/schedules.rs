@@ -1,4 +1,4 @@
-//! The schedules of sums by messages: found once and kept for the next equal sum.
+//! The schedules of sums by messages. A schedule is found once and kept for the next equal sum.
 //!
 //! Finding a plan takes a microsecond or more, most of it for predicting the time of each algorithm. A whole
 //! sum of few bytes takes no more than twenty microseconds. Cutting the plan of 100 MB takes some tenths of a
@@ -25,8 +25,8 @@ pub(super) struct Sum {
     pub(super) len_bytes: usize,
     /// The bytes that its step sums in all; 0 if that is not known.
     pub(super) step_bytes: usize,
-    /// True if the sum is between the ranks that have this rank's place on each host, and not between all
-    /// ranks.
+    /// True if the sum is between one rank of each host (those with this rank's number on their host), and
+    /// not between all ranks.
     pub(super) between_hosts: bool,
     /// True if the sum is of codes, and not of elements.
     pub(super) is_coded: bool,
@@ -52,7 +52,8 @@ impl Sum {
         }
     }
 
-    /// The plan of `rank` of `size`, between all ranks; of a helper if it is not below that.
+    /// Returns the plan of `rank` for a sum of all `size` ranks. A `rank` that is not below `size` is a
+    /// helper, and gets a helper's plan.
     pub(super) fn plan(
         self,
         (rank, size): (usize, usize),
@@ -63,7 +64,7 @@ impl Sum {
         let element_bytes = self.dtype.size_bytes();
         let len = self.len_bytes / element_bytes;
         if self.is_coded {
-            // A message has a whole segment: its codes are shorter than its elements.
+            // A message has no limit: it carries a whole segment, whose codes are shorter than its elements.
             return (plan_of_codes(rank, size, len), usize::MAX);
         }
         match self.choice {
@@ -73,7 +74,8 @@ impl Sum {
                 if let Some(plan) = in_racks {
                     (plan, cuts.most_bytes)
                 } else {
-                    // Ranks that share a host share its link, so its rate says nothing about one of them.
+                    // Ranks that share a host share its link, so the link's rate says nothing about one of
+                    // them.
                     let alone = if self.may_be_helped { None } else { links.map(Links::without_helpers) };
                     let links = alone.as_ref().map_or(links, Option::as_ref);
                     let cluster = (&model.within(self.step_bytes), links.filter(|_| is_apart));
@@ -88,7 +90,7 @@ impl Sum {
 
 /// The shortest and the longest segment of codes, in elements. The longest is 32 KiB of 2-bit codes.
 const SEGMENT_LEN: (usize, usize) = (16 << 10, 128 << 10);
-/// The approximate number of segments of a part: enough that filling and draining the pipeline costs little.
+/// The approximate number of segments of a part: with it, filling and draining the pipeline costs little.
 const SEGMENTS_PER_PART: usize = 16;
 
 /// The plan of `rank` for the codes of a gradient of `len` elements.
@@ -108,18 +110,18 @@ pub(super) struct Schedules {
 
 struct KeptSchedule {
     planned: PlannedSum,
-    /// `None` where it is too long to be kept.
+    /// `None` if it is too long to be kept.
     schedule: Option<Arc<Schedule>>,
 }
 
 impl Schedules {
-    /// The schedule of a sum like this; `plan` makes its plan if it is the first.
+    /// Returns the schedule of `sum`. Calls `plan` for the first sum of its kind.
     pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> PlannedSum) -> Arc<Schedule> {
         /// The most kinds of sums: more than any model's step has. A program that makes more has no use for
         /// old ones.
         const MOST: usize = 1024;
-        /// The most messages: sums of 2 GB on eight ranks have this number, and they take some megabytes. A
-        /// schedule beyond this limit is cut again for each sum.
+        /// The most messages of all schedules that are kept, some megabytes of memory. Sums of 2 GB on eight
+        /// ranks have about this number of messages. A schedule beyond this limit is cut again for each sum.
         const MOST_MESSAGES: usize = 128 << 10;
         if self.kept.len() >= MOST && !self.kept.contains_key(&sum) {
             *self = Schedules::default();

@@ -1,5 +1,5 @@
-//! Sums and other reductions over all ranks. A call begins one, which then advances beside others, or runs it
-//! to its end.
+//! Sums and other reductions over all ranks. A call either begins a reduction, which then advances beside
+//! others, or runs it to its end.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::transport::Stamp;
 use crate::transport::window::MOST_UNDER_WAY;
 
 impl Communicator {
-    /// Returns the choice for a reduction: the library's own allreduce is a sum.
+    /// Returns the choice for a reduction. The library's own allreduce is used for sums only.
     fn choice_for(choice: AlgorithmChoice, reduction: Reduction) -> AlgorithmChoice {
         if choice == AlgorithmChoice::Native && reduction != Reduction::Sum { AlgorithmChoice::Auto } else { choice }
     }
@@ -43,8 +43,8 @@ impl Communicator {
         self.placement.is_one_host() && self.placement.has_neighbours()
     }
 
-    /// Returns true if sums by the communicator's own choice are the library's, which blocks: they are done one
-    /// after another, in the same order on every rank.
+    /// Returns true if sums by the communicator's own choice use the library's allreduce, which blocks. Such
+    /// sums are done one after another, in the same order on every rank.
     pub fn sums_block(&self) -> bool {
         self.choice == AlgorithmChoice::Native
     }
@@ -56,17 +56,17 @@ impl Communicator {
         uses_it && self.is_ordered_anyway()
     }
 
-    /// The number of operations of all ranks that may be under way at once: enough to hide the latency of each,
-    /// and few messages are posted.
+    /// The number of operations of all ranks that may be under way at once. It is enough to hide the latency
+    /// of each, and small enough that few messages are posted.
     pub fn most_under_way(&self) -> usize {
         const BY_MESSAGES: usize = 32;
         if self.placement.has_neighbours() { MOST_UNDER_WAY } else { BY_MESSAGES }
     }
 
-    /// Begins to sum `data` over all ranks, or another reduction. If sums [block](Self::sums_block) it is done at
-    /// once, and no other collective of all ranks may be under way. Sums of higher `priority` go first.
-    /// Operations under way together have stamps of their own. `step_bytes` is the number of bytes that the
-    /// whole step sums: the same on every rank, and 0 if that is not known.
+    /// Begins to sum `data` over all ranks, or begins another reduction. If sums [block](Self::sums_block),
+    /// the sum is done at once, and no other collective of all ranks may be under way. Sums of higher
+    /// `priority` go first. Operations that are under way together have different stamps. `step_bytes` is the
+    /// number of bytes that the whole step sums, or 0 if that is not known. It is the same on every rank.
     pub fn begin_allreduce(
         &mut self,
         (reduction, dtype): Arithmetic,
@@ -82,12 +82,12 @@ impl Communicator {
         self.allreduce_by(self.choice, dtype, data, stamp)
     }
 
-    /// Sums `tensor` over all ranks in place, by the given way.
+    /// Sums `tensor` over all ranks in place, by the algorithm `choice`.
     pub fn allreduce_tensor(&mut self, choice: AlgorithmChoice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
         self.allreduce_by(choice, tensor.dtype(), Memory::Written(tensor.write()), stamp).map(drop)
     }
 
-    /// As [`allreduce`](Self::allreduce), by the given way.
+    /// Sums as [`allreduce`](Self::allreduce) does, by the algorithm `choice`.
     pub fn allreduce_by(
         &mut self,
         choice: AlgorithmChoice,

@@ -1,7 +1,7 @@
 //! One rank's end of a collective with an input and an output buffer: a reduce-scatter, whose input stays as
 //! it is, and an alltoall.
 //!
-//! The rank's plan is on one buffer; this module finds its places in the two.
+//! The rank's plan is for one buffer. This module converts the plan's offsets to offsets in the two buffers.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -13,29 +13,29 @@ use ringpull_plan::Message;
 
 use crate::interpreter::{Endpoint, Memory, Scratch};
 
-/// A reduce-scatter by a plan in which every segment that is passed on arrives once. Sums on their way stand
-/// where they arrived; that of this rank's part stands in the output, which begins with its own contribution.
+/// A reduce-scatter by a plan in which every segment that is passed on arrives once. Partial sums stay where
+/// they arrived. The sum of this rank's part is in the output, which begins with the rank's own contribution.
 pub(super) struct ReduceScatterEnd {
     arithmetic: Arithmetic,
     input: Memory,
     out: Memory,
     /// This rank's part of the input.
     own: Range<usize>,
-    /// The buffers of arriving segments, by the address that the transport has.
+    /// The buffers of arriving segments, by the address that the transport was given.
     arriving: HashMap<*mut u8, Buffer>,
-    /// The buffers of segments that are passed on, by the place in the plan's buffer.
+    /// The buffers of segments that are passed on, by the offset in the plan's buffer.
     passed_on: HashMap<usize, Buffer>,
 }
 
 impl ReduceScatterEnd {
-    /// `input` has all ranks' parts, `out` this rank's, `own`, as it is in the input.
+    /// `input` has all ranks' parts. `own` is this rank's part of the input, and `out` has its length.
     pub(super) fn new(arithmetic: Arithmetic, input: Memory, out: Memory, own: Range<usize>) -> Self {
         ReduceScatterEnd { arithmetic, input, out, own, arriving: HashMap::new(), passed_on: HashMap::new() }
     }
 }
 
-// SAFETY: the transport reads the input, which does not change, and buffers that are kept until their message
-// is done, and writes buffers that nobody else has.
+// SAFETY: the transport reads the input, which does not change, and reads buffers that are kept until their
+// message is done. It writes buffers that nobody else has.
 unsafe impl Endpoint for ReduceScatterEnd {
     fn copies_in_place(&self) -> bool {
         false
@@ -59,7 +59,7 @@ unsafe impl Endpoint for ReduceScatterEnd {
 
     fn received(&mut self, message: &Message, _peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()> {
         let ((reduction, dtype), len) = (self.arithmetic, message.len());
-        let mut room = self.arriving.remove(&place).expect("what arrives has a room from when it is posted");
+        let mut room = self.arriving.remove(&place).expect("a message has a room from its posting on");
         if self.own.contains(&message.start) {
             let sum = &mut self.out.bytes_mut()[message.start - self.own.start..][..len];
             reduce::reduce_assign(reduction, dtype, sum, &room.bytes()[..len]);
@@ -77,20 +77,20 @@ unsafe impl Endpoint for ReduceScatterEnd {
     }
 }
 
-/// The two buffers of an operation that has ended.
+/// Returns the two buffers of an operation that has ended.
 fn pair(input: &mut Memory, out: &mut Memory) -> Memory {
     Memory::Pair(Box::new((std::mem::take(input), std::mem::take(out))))
 }
 
-/// An alltoall: the blocks to send are in the input, and behind its `input_bytes` come the places of the
-/// output. The rank's block for itself is copied a piece with each message that arrives, so that no link
-/// waits for the copy.
+/// An alltoall. In the plan's offsets, the blocks to send are in the input, and the output begins behind the
+/// `input_bytes` of the input. The rank's block for itself is copied in pieces, one with each message that
+/// arrives, so that no link waits for the copy.
 pub(super) struct BlockExchange {
     input: Memory,
     out: Memory,
-    /// The address of the output: the transport writes other bytes of it while this copies.
+    /// The address of the output. The transport writes other bytes of the output while this rank copies.
     start: *mut u8,
-    /// The rest of the rank's block for itself that is not copied yet, and its place in the output.
+    /// The rest of the rank's block for itself that is not copied yet, and its offset in the output.
     own: Range<usize>,
     kept_start: usize,
     /// The bytes that are copied at a time.
@@ -98,7 +98,8 @@ pub(super) struct BlockExchange {
 }
 
 impl BlockExchange {
-    /// `own` lies in the input and has its place in the output at `kept_start`; `arrivals` messages arrive.
+    /// `own` is the range in the input of the rank's block for itself. The block begins at `kept_start` in
+    /// the output. `arrivals` messages arrive.
     ///
     /// # Panics
     /// If a block does not lie in its buffer.
@@ -120,7 +121,7 @@ impl BlockExchange {
     fn copy_piece(&mut self) {
         let len = self.piece_bytes.min(self.own.len());
         let from = self.input.bytes()[self.own.start..][..len].as_ptr();
-        // SAFETY: the block lies in the output, and the transport writes others.
+        // SAFETY: the block lies in the output, and the transport writes other blocks only.
         unsafe { std::ptr::copy_nonoverlapping(from, self.start.add(self.kept_start), len) };
         self.own.start += len;
         self.kept_start += len;

@@ -1,24 +1,26 @@
 //! Limits the data that a rank may send ahead of each of its peers.
 //!
-//! A segment goes without asking, and MPI reports it as sent when it lies in a socket. The library of a peer
-//! that lags takes it out of there and keeps it until it is wanted. So a message is synchronous after every
-//! [`UNASKED_BYTES`] to a peer, and in each operation. It has a place in the window until the peer has begun
-//! to receive it, and with it all that its operation sent there before.
+//! A segment is normally sent without waiting for the peer, and MPI reports it as sent when it is in a
+//! socket. If the peer lags, the peer's library takes the segment out of the socket and keeps it until it is
+//! wanted. So one message is synchronous after every [`UNASKED_BYTES`] that go to a peer, and after every
+//! [`UNASKED_BYTES`] of each operation. A synchronous message occupies the window until the peer has begun to
+//! receive it. By then the peer has received all that the operation sent before it.
 //!
-//! The answer comes a round trip later, through a queue that may be long. Only the window waits for it. An
-//! operation that will change the bytes goes on at once, as a synchronous message is sent from a copy (except
-//! of memory that the processor may not touch). The end of an operation, its last [`UNASKED_BYTES`], asks for
-//! no answer before twice that number was sent unasked: the operation would end a round trip later.
+//! The peer's answer comes a round trip later, through a queue that may be long. Only the window waits for
+//! the answer. An operation that will change the bytes goes on at once, as a synchronous message is sent from
+//! a copy (except of memory that the processor may not touch). Among the last [`UNASKED_BYTES`] of an
+//! operation, no message is synchronous until twice that number was sent without an answer: otherwise the
+//! operation would end a round trip later.
 //!
-//! So a peer keeps at most [`WINDOW`] + 1 times [`UNASKED_BYTES`] of one operation of any length, and a
-//! message for each place of the window. Of many short operations, which are all end, it keeps twice
-//! [`WINDOW`] times that together. Messages of operations other than those that asked come on top: less than
-//! twice [`UNASKED_BYTES`] of each, and mostly far less.
+//! So a peer keeps at most [`WINDOW`] + 1 times [`UNASKED_BYTES`] of one operation of any length, and
+//! [`WINDOW`] messages. Of many short operations, which consist only of such an end, it keeps at most twice
+//! [`WINDOW`] times [`UNASKED_BYTES`] together. Messages of operations that sent no synchronous message come
+//! on top: less than twice [`UNASKED_BYTES`] of each, and mostly far less.
 
 use crate::transport::SendMode;
 
-/// Messages in flight to one peer. Two keep a link busy; more hide the polling interval of a sleeping
-/// receiver.
+/// The most messages in flight to one peer. Two messages keep a link busy, and more hide the polling interval
+/// of a sleeping receiver.
 pub(super) const WINDOW: usize = 4;
 /// The bytes between synchronous messages. A link of 1 Gbit/s carries four times this number while a receiver
 /// waits 64 ms for its turn on a busy processor. With many tensors on such hosts, half this number cost a
@@ -31,7 +33,7 @@ const LEAST_BYTES: usize = 1 << 10;
 #[derive(Clone, Copy, Default)]
 pub(super) struct SendWindow {
     messages: usize,
-    /// The number of these that are synchronous.
+    /// The number of messages in flight that are synchronous.
     synchronous: usize,
     /// The bytes sent since the last synchronous message.
     unasked: UnaskedBytes,
@@ -42,8 +44,8 @@ pub(super) struct SendWindow {
 pub(super) struct UnaskedBytes(usize);
 
 impl SendWindow {
-    /// Returns true if an operation that has a message in flight to this peer must not send another: there is
-    /// a whole window of them.
+    /// Returns true if the window is full: an operation that has a message in flight to this peer must not
+    /// send another.
     pub(super) fn is_full(&self) -> bool {
         self.messages >= WINDOW
     }
@@ -53,8 +55,9 @@ impl SendWindow {
         self.synchronous == self.messages
     }
 
-    /// Records the next message, of `len` bytes, of an operation that has sent `operation` unasked and has
-    /// `left` bytes to send after it. Returns the mode in which to send it.
+    /// Records an operation's next message, of `len` bytes. The operation has sent the bytes `operation`
+    /// since its last synchronous message, and has `left` bytes to send after this one. Returns the mode in
+    /// which to send it.
     pub(super) fn send(&mut self, len: usize, left: usize, operation: &mut UnaskedBytes) -> SendMode {
         self.messages += 1;
         self.unasked.0 += len.max(LEAST_BYTES);

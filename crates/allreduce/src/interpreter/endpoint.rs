@@ -35,11 +35,11 @@ pub unsafe trait Endpoint {
     /// Called when the transport is done with a message that was sent.
     fn sent(&mut self, message: &Message, scratch: &mut Scratch);
 
-    /// Returns a place for the bytes of a message from `peer`. They may be written from now on.
+    /// Returns the address for the bytes of a message from `peer`, which may be written from now on.
     fn incoming(&mut self, message: &Message, peer: usize, scratch: &mut Scratch) -> Result<*mut u8>;
 
-    /// Takes the bytes in `place`, which have arrived. All messages before it in the plan are done. Blocks
-    /// until both may be used again.
+    /// Takes the bytes that have arrived in `place`. All earlier messages of the plan are done. Blocks until
+    /// `place` and the message's target may be used again.
     fn received(&mut self, message: &Message, peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()>;
 
     /// Gives back the memory that the operation took, when it is done or has failed.
@@ -48,10 +48,10 @@ pub unsafe trait Endpoint {
     }
 }
 
-/// The memory of a message's bytes, if not the buffer.
+/// The memory of a message's bytes, if they are not in the buffer.
 pub(super) enum Room {
     /// Memory for bytes that arrive to be added, or for a copy of bytes that are sent.
     Own(Buffer),
-    /// A place that the endpoint gave.
+    /// An address that the endpoint returned.
     Given(*mut u8),
 }

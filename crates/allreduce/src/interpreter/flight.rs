@@ -16,10 +16,10 @@ use crate::interpreter::memory::Memory;
 use crate::interpreter::scratch::Scratch;
 use crate::transport::Stamp;
 
-/// An operation that was begun. Tickets ascend.
+/// The number of an operation that was begun. Later operations have higher tickets.
 pub type Ticket = u64;
 
-/// The progress of a lane: the messages that have been posted.
+/// The progress of a lane.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LaneProgress {
     pub(super) inflight: usize,
@@ -27,7 +27,7 @@ pub(super) struct LaneProgress {
     pub(super) unasked: UnaskedBytes,
     /// Bytes of the messages that are still to be posted, in either direction.
     pub(super) left: usize,
-    /// The next message of its queue to be posted.
+    /// The next message of the lane's queue to be posted.
     pub(super) next: usize,
 }
 
@@ -51,8 +51,8 @@ pub(super) enum FlightMemory {
     Endpoint(Box<dyn Endpoint>),
 }
 
-/// A buffer that begins at `base`: in `memory`, or in memory that the caller has borrowed until the operation
-/// is done. Sums of this rank's part may have to be updated before others get them.
+/// A buffer that begins at `base`. It is in `memory`, or in memory that the caller keeps borrowed until the
+/// operation is done. Sums of this rank's part may have to be updated before other ranks get them.
 pub(super) struct HostMemory {
     pub(super) base: *mut u8,
     pub(super) memory: Memory,
@@ -66,11 +66,11 @@ pub(super) struct Flight {
     pub(super) stamp: Stamp,
     memory: FlightMemory,
     pub(super) schedule: Arc<Schedule>,
-    /// The places of the schedule's lanes.
+    /// The progress of each lane that sends, and of each that receives.
     pub(super) out: Vec<LaneProgress>,
     pub(super) into: Vec<LaneProgress>,
-    /// For each message, the number of unfinished messages that it waits for. The message itself counts until
-    /// the transport is done with it, or has a copy.
+    /// For each message, the number of unfinished messages that it waits for. The message itself counts as
+    /// unfinished until the transport is done with it or has a copy.
     pending: Vec<u32>,
     unfinished: usize,
     /// Buffers for messages that arrive and are not added yet, and for copies of messages that are sent.
@@ -155,8 +155,8 @@ impl Flight {
         }
     }
 
-    /// Returns a place for the bytes of a message to receive; `None` if that is a place in the buffer which
-    /// is still in use.
+    /// Returns the address for the bytes of a message to receive, or `None` if the bytes belong into a part
+    /// of the buffer that is still in use.
     pub(super) fn incoming(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<*mut u8>> {
         let message = &self.schedule.all[index as usize];
         let is_copy = message.action == Action::Copy;
@@ -186,7 +186,7 @@ impl Flight {
         Ok(Some(start))
     }
 
-    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and true if the
+    /// Takes a message off its lane when the transport is done with it. Returns the peer, and true if the
     /// message was sent.
     pub(super) fn leave_lane(&mut self, index: u32) -> (usize, bool) {
         let message = &self.schedule.all[index as usize];
@@ -199,7 +199,7 @@ impl Flight {
 
     /// Copies the bytes of a message to send, so that messages that wait for it go on now and not when the
     /// transport is done with it. Returns the copy's address, and the bytes of all messages that this
-    /// finished. Returns none if no message waits, or the bytes are not in host memory.
+    /// finished. Returns `None` if no message waits, or the bytes are not in host memory.
     pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
         let FlightMemory::Host(HostMemory { base, .. }) = self.memory else { return Ok(None) };
         if self.schedule.dependents(index).is_empty() {
@@ -237,8 +237,8 @@ impl Flight {
         }
     }
 
-    /// Counts a message as done for those that wait for it, and finishes the received messages that can
-    /// finish now. Returns their bytes.
+    /// Counts a message as done for the messages that wait for it, and finishes the received messages that
+    /// can finish now. Returns their bytes.
     fn release(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let mut finished_bytes = 0;
         self.pending[index as usize] -= 1;
@@ -264,10 +264,10 @@ impl Flight {
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
         if message.action == Action::Copy && matches!(self.memory, FlightMemory::Host(..)) {
-            // It has come into its place.
+            // The bytes have arrived where they belong.
             return Ok(());
         }
-        let room = self.rooms.remove(&index).expect("what arrives has a room from when it is posted");
+        let room = self.rooms.remove(&index).expect("a message has a room from its posting on");
         let _span = timeline::span(Phase::Reduce, || "a segment").bytes(message.len());
         match (room, &mut self.memory) {
             (Room::Own(room), FlightMemory::Host(HostMemory { base, .. })) => {

@@ -1,9 +1,10 @@
 //! The update of the sums of a rank's part between the two halves of an allreduce.
 //!
 //! In a plan of two halves (`ringpull_plan::allreduce_in_halves`) a rank holds the sums of its own part when
-//! the first half has brought the last contribution, and in the second half it sends that part and no other
-//! of its own. So a segment of it is updated just before it leaves for the first time: the segments behind it
-//! still arrive meanwhile, and the wire does not wait for the update of the whole part.
+//! the first half has brought the last contribution. In the second half this part is the only one that it
+//! originates; it only forwards the others. So a segment of the part is updated just before it leaves for the
+//! first time. The next segments still arrive meanwhile, and the wire does not wait for the update of the
+//! whole part.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use ringpull_base::Result;
 use ringpull_plan::{Action, Message, Schedule};
 
 /// Replaces the sums that begin at a byte of the buffer by the values that every rank gets instead, such as
-/// new weights. Each byte of the rank's part is given to it once, in any order.
+/// new weights. Each byte of the rank's part is passed to it once, in any order.
 pub type PartUpdate = Box<dyn FnMut(usize, &mut [u8]) -> Result<()> + Send>;
 
 /// The update of one operation.
@@ -33,7 +34,7 @@ impl HalfwayUpdate {
         HalfwayUpdate { own, second, updated: HashSet::new(), update }
     }
 
-    /// Returns true if a message that leaves now carries sums that must be updated before.
+    /// Returns true if `message` leaves now and carries sums that must be updated first.
     pub(super) fn is_due(&mut self, index: u32, message: &Message) -> bool {
         index >= self.second && self.own.contains(&message.start) && self.updated.insert(message.start)
     }

@@ -6,7 +6,8 @@ use ringpull_base::are_cores_busy;
 
 use crate::transport::Transport;
 
-/// One wait for something to move: yields at first, then waits for data that grow with the time waited.
+/// One wait for something to move. It yields at first. Then it sleeps, and each sleep is longer, the longer
+/// it has waited.
 #[derive(Default)]
 pub(super) struct IdleWait {
     looked: Option<Instant>,
@@ -29,12 +30,12 @@ impl IdleWait {
     ) -> Result<(), Duration> {
         const SHORTEST: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(4);
-        /// A sleep is this part of the time waited so far: the longer nothing comes, the less it matters to
-        /// be quick. An eighth was seen to hold up sums of many tensors; a fortieth kept processors busy with
+        /// A sleep lasts this part of the time waited so far, since a quick answer matters less after a long
+        /// wait. With an eighth, sums of many tensors took longer. With a fortieth, processors woke up for
         /// every few packets.
         const PART: u32 = 16;
-        /// The longest time that counts as a round. A round is far shorter; a longer time is the absence of
-        /// this process, not of its peers.
+        /// The longest time that counts as a round. A round is far shorter. A longer time means that this
+        /// process did not run, not that its peers did not.
         const LONGEST_ROUND: Duration = Duration::from_millis(200);
         let now = Instant::now();
         self.waited += now.duration_since(self.looked.unwrap_or(now)).min(LONGEST_ROUND);
@@ -54,10 +55,10 @@ impl IdleWait {
 /// Returns the time for which a rank yields, and does not sleep, while nothing moves of the `bytes` that are
 /// still to be sent and received.
 ///
-/// A short operation, or the end of a long one, is all latency: to wake from a sleep would take a good part
-/// of its time. So a rank yields for the time that the operation should take. By ring, direct or circulant a
-/// sum of 256 KiB sends and receives 896 KiB on eight ranks, and sleeps there cost it up to a third of its
-/// time.
+/// The time of a short operation, and of the end of a long one, is mostly latency: waking from a sleep would
+/// take a good part of it. So a rank yields for the time that the operation should take. By ring, direct or
+/// circulant a sum of 256 KiB sends and receives 896 KiB on eight ranks, and with sleeps it took up to a
+/// third longer.
 fn looks(bytes: usize) -> Duration {
     const SHORT_BYTES: usize = 1 << 20;
     const SHORT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(2500));

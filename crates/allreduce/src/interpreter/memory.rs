@@ -1,7 +1,8 @@
 //! The memory of an operation under way.
 //!
 //! An operation owns its memory from its beginning to its end, so nobody else can touch it meanwhile. After
-//! an error the transport may use it for ever: then it is leaked, by [`Memory::give_up`] and nowhere else.
+//! an error the transport may use the memory for ever. So the memory is then leaked, by [`Memory::give_up`]
+//! and nowhere else.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use ringpull_base::{Buffer, Error, TensorMut, TensorRef};
 /// Memory that an operation takes, and gives back when it is done.
 #[derive(Default)]
 pub enum Memory {
-    /// None.
+    /// No memory.
     #[default]
     Nothing,
     /// A buffer.
@@ -19,7 +20,7 @@ pub enum Memory {
     Written(TensorMut),
     /// A tensor, locked for reading. An operation only sends it.
     Read(TensorRef),
-    /// A buffer that others read too. An operation only sends it.
+    /// A buffer that other owners read too. An operation only sends it.
     Shared(Arc<Buffer>),
     /// The input and the output of an operation that has both.
     Pair(Box<(Memory, Memory)>),
@@ -40,7 +41,7 @@ impl Memory {
     /// The bytes, for writing.
     ///
     /// # Panics
-    /// If others may read it.
+    /// If others may read the memory.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Memory::Own(buffer) => buffer.bytes_mut(),
@@ -50,7 +51,7 @@ impl Memory {
         }
     }
 
-    /// Returns true if nobody else reads it, so that it may be written.
+    /// Returns true if nobody else reads the memory, so that it may be written.
     pub fn is_exclusive(&self) -> bool {
         !matches!(self, Memory::Read(_) | Memory::Shared(_))
     }
@@ -63,7 +64,7 @@ impl Memory {
     /// The bytes of the input and of the output.
     ///
     /// # Panics
-    /// If it is no pair.
+    /// If the memory is no pair.
     pub fn pair_mut(&mut self) -> (&[u8], &mut [u8]) {
         let Memory::Pair(pair) = self else { unreachable!("an operation with two buffers has a pair") };
         (pair.0.bytes(), pair.1.bytes_mut())
@@ -92,7 +93,7 @@ impl Memory {
         if let Memory::Pair(pair) = self { &pair.1 } else { self }
     }
 
-    /// As [`output`](Self::output), without the input of a pair.
+    /// Returns the output of a pair, and drops the input; otherwise returns the memory itself.
     #[must_use]
     pub fn into_output(self) -> Memory {
         if let Memory::Pair(pair) = self { pair.1 } else { self }

@@ -12,17 +12,18 @@ use crate::interpreter::flight::Ticket;
 use crate::interpreter::memory::Memory;
 use crate::transport::Stamp;
 
-/// A step in which the ranks of a host wait for each other. It may use the memory that it was made for until
-/// it has ended; after an error it may use that memory for ever.
+/// A step in which the ranks of a host wait for each other. A step may use the memory that it was made for
+/// until it has ended. After an error it may use the memory for ever.
 pub trait HostStep {
-    /// Goes on to the next wait for another rank, or to its end.
+    /// Continues the step until its next wait for another rank, or until its end.
     fn poll(&mut self) -> Result<StepProgress>;
 
     /// Waits a little for other ranks. Returns at once if one has come since the last [`poll`](Self::poll).
-    /// Returns true if it has slept in vain, and an error if no rank came or made progress for `limit`.
+    /// Returns true if it has slept and no rank came, and an error if no rank came or made progress for
+    /// `limit`.
     fn wait(&mut self, limit: Duration) -> Result<bool>;
 
-    /// Shows the ranks that wait in this step that this rank makes progress on its way to it.
+    /// Shows the ranks that wait in this step that this rank, which has not reached the step, makes progress.
     fn beat(&self);
 }
 

@@ -1,4 +1,4 @@
-//! The one interpreter: executes any [`Schedule`] over any [`Transport`], and several at once.
+//! The only interpreter. It executes any [`Schedule`] over any [`Transport`], and several schedules at once.
 //!
 //! A schedule consists of segments. A segment is forwarded as soon as it is reduced, across step boundaries,
 //! so the wire never waits for a whole part. Additions are in the plan's program order: the bits depend
@@ -8,16 +8,18 @@
 //! identified by its stamp, so no operation waits for a message of another. They share one limit on the
 //! messages in flight to a peer:
 //!
-//! - A message of higher priority leaves first; among equals, one of the operation that was begun earlier.
+//! - A message of higher priority leaves first. Among messages of one priority, a message of the operation
+//!   that was begun earliest leaves first.
 //! - While the limit holds back a message, no message of lower priority leaves for that peer, unless all
 //!   messages in flight wait for the peer.
 //! - Otherwise each operation may have one message in flight to each peer.
-//! - If nothing moves for [`STANDSTILL`], an operation may have one in any case.
+//! - If nothing moves for [`STANDSTILL`], each operation may have one message in flight to each peer in any
+//!   case.
 //!
-//! So every operation ends, however full the others' lanes are, and in whichever order the ranks begin their
-//! operations. A peer may have to buffer the messages in flight to it (`ahead`).
+//! So every operation ends, however full the lanes of other operations are, and in whatever order the ranks
+//! begin their operations. A peer may have to buffer the messages in flight to it (`ahead`).
 //!
-//! A program is an operation of several steps. Those in shared memory are polled beside the messages.
+//! A program is an operation of several steps. Its steps in shared memory are polled beside the messages.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -42,12 +44,12 @@ use crate::transport::{SendMode, Stamp, Transport};
 
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
-/// The time without any movement after which ready messages no longer wait for those in flight: the peer may
-/// need them first.
+/// The time without any movement after which ready messages no longer wait for those in flight, because the
+/// peer may need the ready ones first.
 pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 
-/// Executes schedules over the transport that each call names: the whole job's, or that of a group of its
-/// ranks.
+/// Executes schedules over the transport that each call names. It is the transport of the whole job or of a
+/// group of its ranks.
 pub struct Runner {
     /// The most bytes of one message in plans that [`schedule`](Self::schedule) cuts.
     segment_bytes: usize,
@@ -57,7 +59,8 @@ pub struct Runner {
     pub sent_bytes: u64,
     /// Payload bytes received so far.
     pub received_bytes: u64,
-    /// The operations under way, in the order of preference: higher priority, then begun earlier.
+    /// The operations under way, in the order of preference: by priority, and those of one priority by their
+    /// beginning.
     flights: Vec<Flight>,
     /// The programs under way, in the same order.
     programs: Vec<Program>,
@@ -78,14 +81,14 @@ pub struct Runner {
     tokens: Tokens,
     scratch: Scratch,
     done: Vec<u32>,
-    /// True if a message may be posted that could not be before.
+    /// True if a message may be posted now that could not be posted before.
     changed: bool,
     idle: IdleWait,
 }
 
 impl Runner {
-    /// A runner that cuts messages of at most `segment_bytes`, and returns an error when nothing moves for
-    /// `limit`.
+    /// Returns a runner that cuts messages of at most `segment_bytes` and that returns an error when nothing
+    /// moves for `limit`.
     pub fn new(segment_bytes: usize, limit: Duration) -> Self {
         Runner {
             segment_bytes,
@@ -120,8 +123,8 @@ impl Runner {
         Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
     }
 
-    /// Begins to execute `schedule` on `memory` of its length, which it gives back when it is finished. Moves
-    /// nothing yet. Operations in flight together have different stamps.
+    /// Begins to execute `schedule` on `memory`, which has the schedule's length and is given back when the
+    /// schedule is finished. Moves nothing yet. Operations in flight together have different stamps.
     ///
     /// # Panics
     /// If the lengths differ, or the schedule receives and others may read the memory.
@@ -129,8 +132,8 @@ impl Runner {
         self.begin_on_host(schedule, memory, None, stamp, priority)
     }
 
-    /// As [`begin`](Self::begin), of a plan in two halves, between which `update` changes the sums of this
-    /// rank's part `own`, in bytes.
+    /// Begins as [`begin`](Self::begin) does, with a plan in two halves. Between the halves `update` changes
+    /// the sums of `own`, this rank's part in bytes.
     pub fn begin_updating(
         &mut self,
         schedule: &Arc<Schedule>,
@@ -157,7 +160,7 @@ impl Runner {
         self.board(schedule, FlightMemory::Host(HostMemory { base, memory, halfway }), stamp, priority)
     }
 
-    /// As [`begin`](Self::begin), with an end of this rank's own making.
+    /// Begins as [`begin`](Self::begin) does, with the caller's own [`Endpoint`].
     pub fn begin_between(
         &mut self,
         schedule: &Arc<Schedule>,
@@ -193,8 +196,8 @@ impl Runner {
         self.begun
     }
 
-    /// Posts the messages that can be posted now, and takes those that have arrived. Does not block. Returns
-    /// true if it should be called again at once, as more may be posted.
+    /// Posts the messages that can be posted now, and takes the messages that have arrived. Does not block.
+    /// Returns true if it should be called again at once, as more may be posted.
     ///
     /// Returns an error if a message is not the expected one, or soon after `stop` is set. After an error
     /// every running operation is lost.
@@ -215,8 +218,9 @@ impl Runner {
             let step = self.programs.iter_mut().find_map(Program::host_step);
             let is_in_vain = step.map_or(Ok(false), |step| step.wait(self.limit)).inspect_err(|_| self.end_all())?;
             if is_in_vain {
-                // A rank may not come before it has what the library still holds of an earlier message. Not
-                // after each sleep: the library gives the core away.
+                // Another rank may need the rest of an earlier message, which this rank's library still
+                // holds, before it can come. This is not called after each sleep, because the library gives
+                // the core away.
                 transport.progress();
             }
             return Ok(());
@@ -237,8 +241,8 @@ impl Runner {
         !self.flights.is_empty() || !self.programs.is_empty()
     }
 
-    /// The operations that have finished since they were taken last, in the order in which they did, each
-    /// with its memory.
+    /// Returns the operations that have finished since the last call, in the order in which they finished,
+    /// each with its memory.
     pub fn take_finished(&mut self) -> std::vec::Drain<'_, (Ticket, Memory)> {
         self.finished.drain(..)
     }

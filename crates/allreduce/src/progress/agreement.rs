@@ -1,29 +1,28 @@
-//! Decides the order in which operations launch: rank 0 does so, for every rank.
+//! Decides the order in which operations launch. Rank 0 decides, for every rank.
 //!
-//! An operation is named by content: its topic (a key of a store, a barrier) and the number of operations
-//! that this rank has called on that topic before. Ranks may therefore call in different orders. Rank 0
-//! collects the calls. An operation launches when every rank has called it alike. Calls that do not fit
-//! together, and calls that stay alone, become one error for all ranks.
+//! An operation is identified by its topic (such as a key of a store, or a barrier) and by the number of
+//! operations that a rank has called on that topic before. Ranks may therefore call in different orders. Rank
+//! 0 collects the calls. An operation launches when every rank has called it alike. If calls do not fit
+//! together, or some ranks never make theirs, all ranks get one error.
 //!
 //! The sequence is frozen when rank 0's own calls have repeated themselves (`freezing`). From then on every
 //! rank begins the same units in the same order, each as soon as the rank has made the unit's calls, and no
-//! message is sent. All ranks are stopped when the calls of one no longer fit. They run to the unit that the
-//! furthest rank has begun, and their calls are agreed one by one again. The frozen sequence follows from the
-//! sequences of calls and from where their callers wait, not from the time at which the calls come. (The
-//! place where callers of `Tensor::watched` wait is inferred, and that does follow from time.) If a cycle
-//! stands still although every rank has come equally far, no further cycle is frozen.
+//! message is sent. If the calls of one rank no longer fit, all ranks are stopped. They run up to the unit
+//! that the furthest rank has begun, and rank 0 launches their calls one by one again. The frozen sequence
+//! depends on the sequences of calls and on where their callers wait, not on the time at which the calls
+//! come. (Where callers of `Tensor::watched` wait is inferred, and this inference does depend on time.) If a
+//! cycle stands still although all ranks have begun the same units, no further cycle is frozen.
 //!
 //! The operations of a process set launch when all of its ranks have called them, in any phase. They are in
-//! no cycle, have numbers of their own, and are announced only to the ranks of the set. The same holds for
-//! messages between two ranks; `envelopes` pairs their sends and receives. Calls of one operation of a
+//! no cycle, are numbered separately, and are announced only to the ranks of the set. All this holds for
+//! messages between two ranks too; `envelopes` pairs their sends and receives. Calls of one operation of a
 //! communicator that do not fit together fail that operation on every rank of the communicator, and nothing
 //! else.
 //!
-//! A rank that has no data left joins. Operations then launch without its call, and a job of the engine takes
-//! part in them in its place (`StandIn`), until all ranks have joined. Nothing is frozen while some rank has
-//! joined.
+//! A rank that has no data left joins. Until all ranks have joined, operations then launch without its call,
+//! and a job of its engine takes part in them (`StandIn`). Nothing is frozen while some rank has joined.
 //!
-//! Pure: time comes in as a number, and the messages to all ranks are returned as [`Order`]s.
+//! This module does no I/O: time is a parameter, and the messages to all ranks are returned as [`Order`]s.
 
 mod disagreement;
 mod envelopes;
@@ -46,17 +45,17 @@ pub use late::{LateCall, STILL_S};
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct PendingOperation {
-    /// The different calls of the operation; nearly always one.
+    /// The different calls of the operation. There is nearly always one.
     kinds: Vec<Call>,
-    /// The call of each rank of the job, as an index into `kinds` that counts from 1; 0 if the rank has made
-    /// none.
+    /// The call of each rank of the job, as an index into `kinds` that counts from 1, or 0 if the rank has
+    /// made no call.
     of: Vec<u32>,
     /// The number of ranks that have made a call.
     called: usize,
-    /// The ranks that must call it; `None` if all must.
+    /// The ranks that must call the operation, or `None` if all must.
     set: Option<Vec<usize>>,
     since_s: f64,
-    /// True if some of its calls do not fit together.
+    /// True if some calls of the operation do not fit together.
     is_refused: bool,
 }
 
@@ -74,19 +73,19 @@ struct OutstandingCall {
 enum AgreementPhase {
     /// Operations launch one by one.
     Open,
-    /// A cycle was found. It is frozen when every rank has made the calls before it.
+    /// A cycle was found. It is frozen when every rank has made the calls that precede it.
     Freezing(PendingFreeze),
-    /// No rank announces anything. The cycle has this many units.
+    /// No rank announces anything. The cycle has `units` units.
     Frozen { epoch: u32, units: u64 },
     /// The ranks report how many units they have begun.
     Stopping { epoch: u32, units: u64, answers: Vec<Option<StoppedCycle>>, overdue: Option<Overdue> },
 }
 
-/// A cycle is frozen when it has come this many times. Each time that this was too early, the number doubles,
-/// up to `MOST_TIMES`.
+/// A cycle is frozen when it has come this number of times. Each time that this proves too early, the number
+/// doubles, up to `MOST_TIMES`.
 const TIMES: usize = 2;
 const MOST_TIMES: usize = 64;
-/// A cycle that ran this many times before it was stopped was not frozen too early.
+/// A cycle was not frozen too early if it ran this number of times before it was stopped.
 const LONG_CYCLES: u64 = 16;
 
 /// Rank 0's table of calls that wait for the calls of other ranks.
@@ -103,18 +102,19 @@ pub struct Agreement {
     has_sets: bool,
     sums_block: bool,
     left: BTreeSet<usize>,
-    /// The error that each rank would end with, if it ended now.
+    /// The error with which each rank would end if it ended now.
     failing: Vec<Option<String>>,
-    /// Ranks that have no data left, and the time of the last message of any rank about its calls.
+    /// The ranks that have no data left, and the time of the last message about calls from any rank.
     joined: BTreeSet<usize>,
     heard_s: f64,
     /// For each rank that was behind when the last frozen cycle was stopped: the call that it has to make
-    /// first. The entry is removed when the rank has made all the calls that it lacked. Nothing is frozen
-    /// until then.
+    /// first. The entry is removed when the rank has made all its missing calls, and nothing is frozen
+    /// before.
     outstanding: Vec<Option<OutstandingCall>>,
-    /// Ranks that wait in a call for an operation that cannot begin, and the time since which that is known.
+    /// For each rank that waits in a call for an operation that cannot begin: the wait, and the time since
+    /// which it is known.
     stuck: Vec<Option<(Stuck, f64)>>,
-    /// For each rank that has messages under way: the time since which none has moved.
+    /// For each rank that has messages under way: the time since which no message has moved.
     still_s: Vec<Option<f64>>,
     launched: u32,
     launched_of_sets: u32,
@@ -124,23 +124,23 @@ pub struct Agreement {
     cycles: CycleHistory,
 }
 
-/// The frozen cycles so far, and what they say about the next one.
+/// The frozen cycles so far, and the conclusions for the next cycle.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct CycleHistory {
     /// The number of cycles.
     epochs: u32,
     /// The number of times that calls have to repeat themselves before they are frozen.
     times: usize,
-    /// True if a frozen cycle stood still although no rank was behind: each rank waited for something that
-    /// the units did not let begin. Another cycle would stand still, too.
+    /// True if a frozen cycle stood still although no rank was behind: each rank waited for an operation that
+    /// the order of the units kept from beginning. Another cycle would stand still, too.
     has_stood_still: bool,
-    /// The unit at which a cycle last stood still in that way.
+    /// The unit at which a cycle last stood still although no rank was behind.
     still_at: Option<u64>,
 }
 
 impl Agreement {
-    /// A table for `size` ranks in which a call stays alone for at most `limit_s` seconds, and sums share
-    /// buckets of `bucket_bytes`.
+    /// Returns a table for `size` ranks. A call waits at most `limit_s` seconds for the calls of other ranks,
+    /// and sums share buckets of `bucket_bytes`.
     pub fn new(size: usize, limit_s: f64, bucket_bytes: usize) -> Self {
         Agreement {
             size,
@@ -183,7 +183,8 @@ impl Agreement {
         let is_beside = call.operation == Operation::split() || matches!(call.topic, Topic::Message(_));
         let is_first = is_beside && !std::mem::replace(&mut self.has_sets, true);
         if call.topic.set().is_some() {
-            // The ranks of a set make it without the others, whose cycle goes on and may be one that blocks.
+            // The ranks of a set make this call without the others. The cycle of the others goes on, and may
+            // block.
             let mut orders = if is_first { self.give_up_cycle() } else { Vec::new() };
             orders.extend(if let Topic::Message(envelope) = &call.topic {
                 let envelope = envelope.clone();
@@ -194,7 +195,7 @@ impl Agreement {
             return Ok(orders);
         }
         if matches!(self.phase, AgreementPhase::Frozen { .. } | AgreementPhase::Stopping { .. }) {
-            // The call was announced before the rank knew of the freeze. The rank takes it for part of the
+            // The rank announced the call before it knew of the freeze. It treats the call as part of the
             // cycle, or announces it again.
             return Ok(Vec::new());
         }
@@ -203,7 +204,7 @@ impl Agreement {
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
         let pending = self.pending.entry(name.clone()).or_insert_with(|| PendingOperation::new(size, None, now_s));
-        // Checked at each call, not only at the last rank's, which may come long after. Earlier calls are
+        // This is checked at each call, because the last rank's call may come much later. Earlier calls are
         // alike.
         if !pending.take(rank, call) && !name.0.is_collective() {
             return Err(disagreement(pending));
@@ -223,7 +224,7 @@ impl Agreement {
         if is_complete && !is_held {
             orders.push(self.launch(&name));
             if matches!(orders.last(), Some(Order::Refuse(_))) {
-                // A sequence with such a call must not be repeated.
+                // A sequence that contains such a call must not be frozen.
                 self.logs.clear();
                 orders.extend(self.reopen());
             }
@@ -259,7 +260,7 @@ impl Agreement {
         }
     }
 
-    /// Launches an operation that every rank has called, or has left out because it has joined.
+    /// Launches an operation that every rank has called, except ranks that have joined.
     fn launch(&mut self, name: &(Topic, u64)) -> Order {
         let pending = self.pending.remove(name).expect("what launches was pending");
         self.names.launched(&name.0, name.1);
@@ -270,8 +271,15 @@ impl Agreement {
         let has_zeros = matches!(first.transfer, Transfer::Sum { reduction: Reduction::Sum, .. });
         let joined = pending.missing();
         if !joined.is_empty() && name.0.is_collective() && !has_zeros {
-            let what = format!("{} of {} while rank(s) {joined:?} have joined", first.operation, name.0.key());
-            return refuse(name, Error::argument(what, "until every rank has joined, call only sums and averages"));
+            let what = format!(
+                "{} of {} needs all ranks, but rank(s) {joined:?} have called join",
+                first.operation,
+                name.0.key()
+            );
+            return refuse(
+                name,
+                Error::argument(what, "until every rank has called join, call only sums and averages"),
+            );
         }
         self.launched = self.launched.wrapping_add(1);
         let call = (!joined.is_empty()).then(|| Box::new(first.clone()));
@@ -315,8 +323,7 @@ impl Agreement {
         let (steps, units) = self.logs.cycle(freezing, self.bucket_bytes);
         self.cycles.epochs += 1;
         self.phase = AgreementPhase::Frozen { epoch: self.cycles.epochs, units: units.len() as u64 };
-        // The pending calls that remain were made after the cycle began: each rank finds its own calls in
-        // it.
+        // The pending calls that remain belong to the cycle: each rank finds its own calls there.
         self.pending.clear();
         self.logs.clear();
         steps.iter().for_each(|step| self.names.is_frozen(&step.topic));
@@ -336,7 +343,7 @@ impl Agreement {
         self.cycles.times = if cycles >= LONG_CYCLES { TIMES } else { (self.cycles.times * 2).min(MOST_TIMES) };
     }
 
-    /// Stops a frozen cycle, or one that is about to be frozen.
+    /// Stops a cycle that is frozen or about to be frozen.
     fn give_up_cycle(&mut self) -> Vec<Order> {
         match self.phase {
             AgreementPhase::Frozen { epoch, .. } => self.invalidate(epoch, None),
@@ -352,13 +359,13 @@ impl Agreement {
                 self.phase = AgreementPhase::Stopping { epoch, units, answers: vec![None; self.size], overdue };
                 vec![Order::Stop(epoch)]
             }
-            // Another rank has asked before.
+            // Another rank has asked for it before.
             _ => Vec::new(),
         }
     }
 
-    /// Records the number of units that a rank has begun. Orders all ranks to run to the furthest, when all
-    /// have answered.
+    /// Records the number of units that a rank has begun. When all ranks have answered, orders all of them to
+    /// run up to the unit of the furthest rank.
     pub fn stopped(&mut self, rank: usize, stopped: StoppedCycle, now_s: f64) -> Result<Vec<Order>, Error> {
         let AgreementPhase::Stopping { epoch, units, answers, overdue } = &mut self.phase else {
             return Ok(Vec::new());
@@ -387,25 +394,25 @@ impl Agreement {
         }
         let is_any_behind = answers.iter().any(|answer| answer.begun < end.until);
         let was_paused = overdue.is_some();
-        // It may be by chance that all paused there once.
+        // All may have paused at this unit once by chance.
         let place = end.until % *units;
         if overdue.is_some_and(|overdue| !overdue.has_begun) && !is_any_behind {
             self.cycles.has_stood_still = self.cycles.still_at.replace(place) == Some(place);
         }
         self.phase = AgreementPhase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
-        // A pause does not show that a cycle did not last.
+        // A pause does not prove that the cycle was frozen too early.
         if !was_paused {
             self.try_less_often(cycles);
         }
         Ok(vec![Order::RunTo(end)])
     }
 
-    /// Records that a rank has no data left: operations of the others launch without it until all have
+    /// Records that a rank has no data left. Operations of the others launch without it until all have
     /// joined.
     pub fn join(&mut self, rank: usize, now_s: f64) -> Result<Vec<Order>, Error> {
         match self.phase {
-            // The rank joins again when all have run to the furthest of them.
+            // The rank joins again when all ranks have run up to the furthest rank's unit.
             AgreementPhase::Frozen { epoch, .. } => return Ok(self.invalidate(epoch, None)),
             AgreementPhase::Stopping { .. } => return Ok(Vec::new()),
             AgreementPhase::Open | AgreementPhase::Freezing(_) => {}
@@ -417,8 +424,8 @@ impl Agreement {
             self.check_left()?;
         } else {
             self.joined.clear();
-            // The logs lack the calls of ranks that had joined. Their end is no sign that a cycle did not
-            // last.
+            // The logs lack the calls of ranks that had joined. That they end here does not prove that a
+            // cycle was frozen too early.
             self.logs.clear();
             self.cycles.times = TIMES;
             orders.push(Order::Joined(rank));
@@ -426,11 +433,11 @@ impl Agreement {
         Ok(orders)
     }
 
-    /// Records that a rank has left in order, after it had begun these units of a frozen cycle. Returns an
-    /// error if others wait for it.
+    /// Records that a rank has left in order, after it had begun the units `begun` of a frozen cycle. Returns
+    /// an error if other ranks wait for it.
     pub fn leave(&mut self, rank: usize, begun: Option<StoppedCycle>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left.insert(rank);
-        // If it had called that, it would have reported it (`caught_up`) before.
+        // If the rank had made this call, it would have reported so (`caught_up`) before it left.
         if let Some(OutstandingCall { key, operation, by, .. }) = self.outstanding[rank].take() {
             return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
         }
@@ -452,15 +459,15 @@ impl Agreement {
         self.outstanding[rank] = None;
     }
 
-    /// The ranks that an operation waits for.
+    /// Returns the ranks whose calls an operation lacks.
     fn lacking(&self, pending: &PendingOperation) -> Vec<usize> {
-        // A rank that has joined does not stand in for calls of a process set.
+        // A rank that has joined adds no zeros in operations of a process set.
         let is_awaited = |rank: &usize| pending.set.is_some() || !self.joined.contains(rank);
         pending.missing().into_iter().filter(is_awaited).collect()
     }
 
-    /// Returns a rank that makes no more calls and that an operation waits for. A receive from any rank waits
-    /// in vain only if none of its ranks makes more calls.
+    /// Returns a rank that an operation waits for although the rank makes no more calls. A receive from any
+    /// rank waits in vain only if no possible sender makes more calls.
     fn in_vain(&self, pending: &PendingOperation, is_silent: impl Fn(usize) -> bool) -> Option<usize> {
         let lacking = self.lacking(pending);
         let silent = lacking.iter().copied().find(|rank| is_silent(*rank));
@@ -468,8 +475,7 @@ impl Agreement {
         silent.filter(|_| !call.topic.is_from_any() || lacking.iter().all(|rank| is_silent(*rank)))
     }
 
-    /// Returns the error for an operation that rank `by` waits for and that a rank which has left did not
-    /// call.
+    /// Returns the error for an operation that rank `by` waits for. Rank `rank` has left and did not call it.
     fn gone(&self, rank: usize, operation: &str, by: usize) -> Error {
         let why = self.why(rank).unwrap_or_default().to_owned();
         let (peer, operation) = (format!("rank {rank}"), operation.to_owned());
@@ -498,7 +504,7 @@ impl Agreement {
     }
 }
 
-/// Returns the order that fails this operation alone.
+/// Returns the order by which only this operation fails.
 fn refuse((topic, ordinal): &(Topic, u64), fault: Error) -> Order {
     Order::Refuse(Refusal { topic: topic.clone(), ordinal: *ordinal, fault })
 }
@@ -508,9 +514,9 @@ impl PendingOperation {
         PendingOperation { kinds: Vec::new(), of: vec![0; size], called: 0, set, since_s, is_refused: false }
     }
 
-    /// Records a rank's call. Returns true if it fits the others.
+    /// Records a rank's call. Returns true if it fits the calls of the other ranks.
     fn take(&mut self, rank: usize, call: Call) -> bool {
-        // The logs hold where ranks wait.
+        // Where ranks wait is recorded in the logs, not here.
         let call = Call { waited: false, ..call };
         let fits = self.kinds.first().is_none_or(|first| first.is_like(&call));
         let known = self.kinds.iter().position(|kind| *kind == call);
@@ -524,7 +530,7 @@ impl PendingOperation {
         fits
     }
 
-    /// Returns true if every rank has called it.
+    /// Returns true if every rank has called the operation.
     fn is_complete(&self) -> bool {
         self.called == self.set.as_ref().map_or(self.of.len(), Vec::len)
     }
@@ -538,7 +544,7 @@ impl PendingOperation {
         }
     }
 
-    /// A rank's call.
+    /// Returns a rank's call.
     fn call(&self, rank: usize) -> Option<&Call> {
         self.kinds.get((self.of[rank] as usize).checked_sub(1)?)
     }

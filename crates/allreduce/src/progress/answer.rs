@@ -1,4 +1,4 @@
-//! The answer of a job to its caller: sent once, taken once.
+//! The answer of a job to its caller. It is sent once and taken once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use ringpull_base::{Awake, Result};
 
 /// The state of an answer.
 pub(super) enum Outcome<T> {
-    /// Not sent yet.
+    /// The answer was not sent yet.
     Open,
     There(Result<T>),
-    /// Taken, or nobody can send it any more.
+    /// The answer was taken, or nobody can send it any more.
     Gone,
 }
 
@@ -34,7 +34,7 @@ pub fn answer<T>() -> (Reply<T>, Answer<T>) {
 }
 
 impl<T> Reply<T> {
-    /// Sends the answer; a caller that has gone needs none.
+    /// Sends the answer. Does nothing if the caller has gone.
     pub fn send(self, outcome: Result<T>) {
         self.end(Outcome::There(outcome));
     }
@@ -43,7 +43,7 @@ impl<T> Reply<T> {
         let mut outcome = self.0.outcome.lock();
         if matches!(*outcome, Outcome::Open) {
             *outcome = end;
-            // A thread that is woken finds it unlocked.
+            // Unlock first, so that the woken thread does not wait for the lock.
             drop(outcome);
             self.0.sent.notify_all();
         }
@@ -62,8 +62,8 @@ impl<T> Answer<T> {
         matches!(*self.0.outcome.lock(), Outcome::There(_))
     }
 
-    /// Takes the answer once it has arrived; `Open` if it has not within `limit`. Without one it waits for
-    /// ever.
+    /// Waits for the answer and takes it. Returns `Open` if it has not arrived within `limit`. Waits for ever
+    /// if there is no limit.
     pub(super) fn within(&self, limit: Option<Duration>) -> Outcome<T> {
         /// A short job may be done sooner than this thread would sleep.
         const MOMENT: Duration = Duration::from_micros(100);

@@ -1,4 +1,4 @@
-//! The answers of ranks that rank 0 has asked what they are doing.
+//! The answers of ranks to rank 0's question about their state.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -15,7 +15,7 @@ pub(super) struct Answers {
 
 #[derive(Default)]
 pub(super) struct AnswerSet {
-    /// The number of the last question: what answers an earlier one is dropped.
+    /// The number of the last question. Answers to earlier questions are dropped.
     pub(super) question: u32,
     pub(super) ranks: Vec<Option<RankStatus>>,
     pub(super) late: Option<LateRanks>,

@@ -1,12 +1,12 @@
-//! The calls of one rank: announced one by one, or begun in a frozen order without a message.
+//! The calls of one rank. They are announced one by one, or begin in a frozen order without a message.
 //!
 //! A rank begins by announcing each call to rank 0 (`agreement`). After rank 0 has frozen the sequence, calls
-//! are only recorded, and each unit begins as soon as this rank has called its members. A call that does not
-//! fit, or a caller that waits for an operation that cannot begin, ends that: the rank asks rank 0 to stop
-//! all ranks. Each rank then reports how many units it has begun. All run to the furthest of them, and later
-//! calls are announced again.
+//! are only recorded, and each unit begins as soon as this rank has called its members. If a call does not
+//! fit, or a caller waits for an operation that cannot begin, the rank asks rank 0 to stop all ranks. Each
+//! rank then reports the number of units that it has begun. All run up to the unit of the furthest rank, and
+//! later calls are announced again.
 //!
-//! Pure: nothing here sends, waits or knows the time.
+//! This module does no I/O: nothing here sends, waits or reads the time.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ use crate::progress::rest::{CatchUpQueue, QueuedOperation};
 pub enum Act {
     /// Announce the call to rank 0.
     Announce(Call),
-    /// Begin a unit: all its members have been called.
+    /// Begin a unit, because all its members have been called.
     Begin(Unit),
-    /// Run an operation: every rank has called it.
+    /// Run an operation, because every rank has called it.
     Run(Launch),
-    /// Make a job for a call that this rank has not made because it has joined. The action that begins the
-    /// job follows.
+    /// Make a job for a call that this rank does not make because it has joined. The next action begins the
+    /// job.
     StandIn(Call),
     /// Tell rank 0 that this rank has joined.
     Join,
@@ -41,33 +41,33 @@ pub enum Act {
 /// The number of names of collectives above which a rank without peers forgets them.
 const MOST_NAMES: usize = 1024;
 
-/// The number of cycles of which a rank may have made calls while it has not made those of an earlier one.
+/// The number of later cycles whose calls a rank may make before it has made all calls of a cycle.
 const CYCLES: u64 = 2;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 enum RankPhase {
     /// Each call is announced.
     Agreeing,
-    /// Units begin as they are complete.
+    /// Units begin when they are complete.
     Frozen,
-    /// No unit begins; rank 0 is about to send the last unit to begin.
+    /// No unit begins. Rank 0 will send the number of the last unit to begin.
     Stopped,
     /// Units up to some number are still to begin. Later calls are announced.
     Pending(RunTo),
 }
 
-/// The state of a rank's data: some is left, or the rank has joined.
+/// Whether a rank has data left or has joined.
 #[derive(Clone, Copy, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
 enum DataState {
     Left,
-    /// No data is left. Reported to rank 0 when every call that has not begun has been announced.
+    /// No data is left. This is reported to rank 0 when every call that has not begun has been announced.
     Ended,
     /// No data is left, and this was reported to rank 0.
     Joined,
 }
 
-/// One rank's calls that have not begun, and the way in which they will.
+/// One rank's calls that have not begun, and the way in which they will begin.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Calls {
     rank: usize,
@@ -77,11 +77,11 @@ pub struct Calls {
     /// The number of messages that this rank has sent and received. Rank 0 pairs them by envelope, not by a
     /// count of calls on each topic.
     messages: u64,
-    /// The number of names of collectives among them; only kept if this rank is the only one.
+    /// The number of names of collectives among the topics, which is only counted if the job has one rank.
     names: Option<usize>,
-    /// Calls made, and those of them that have not begun.
+    /// The number of calls made, and the calls that have not begun.
     made: u64,
-    /// The calls made that are of process sets.
+    /// The number of calls made on process sets.
     of_sets: u64,
     /// The largest number of pushes of one key, or of calls of one named collective.
     steps: u64,
@@ -98,8 +98,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// An empty record of the calls of `rank`. `sums_block` is true if a sum is done only after the one
-    /// before it, in the same order on every rank.
+    /// Returns an empty record of the calls of `rank`. `sums_block` is true if each sum is done only after
+    /// the sum before it, in the same order on every rank.
     pub fn new(rank: usize, sums_block: bool) -> Self {
         Calls {
             rank,
@@ -120,7 +120,7 @@ impl Calls {
         }
     }
 
-    /// The calls of the only rank of a job: each may begin at once.
+    /// Returns a record for a job of one rank, in which each call may begin at once.
     pub fn of_one_rank() -> Self {
         Calls { names: Some(0), ..Calls::new(0, false) }
     }
@@ -140,7 +140,7 @@ impl Calls {
         self.steps
     }
 
-    /// The number of calls made on `topic`; for a message, the number of messages.
+    /// Returns the number of calls made on `topic`. For a message it is the number of messages.
     pub fn ordinal(&self, topic: &Topic) -> u64 {
         if matches!(topic, Topic::Message(_)) {
             return self.messages;
@@ -178,8 +178,8 @@ impl Calls {
             return vec![Act::Run(Launch { topic, ordinal, number: ordinal as u32, call: None, from: None })];
         }
         if topic.set().is_some() {
-            // The call is in no frozen cycle and waits for no outstanding operation, because its ranks are
-            // not all.
+            // The call is in no frozen cycle and waits for no outstanding operation, because it is not a call
+            // of all ranks.
             self.made += 1;
             self.of_sets += 1;
             let mut acts = if self.must_leave_cycle() { self.deviate() } else { Vec::new() };
@@ -198,8 +198,8 @@ impl Calls {
         index
     }
 
-    /// Records that this rank has no data left. It stands in for the calls of the others until
-    /// [`joined`](Self::joined).
+    /// Records that this rank has no data left. Until [`joined`](Self::joined) it adds zeros in the
+    /// operations of the others.
     pub fn join(&mut self) -> Vec<Act> {
         self.data = DataState::Ended;
         let mut acts = self.wait();
@@ -221,7 +221,7 @@ impl Calls {
         self.data != DataState::Left
     }
 
-    /// Returns the report that this rank has joined, once its earlier calls have been announced.
+    /// Returns the report that this rank has joined, if its earlier calls have been announced.
     fn announce_join(&mut self) -> Option<Act> {
         if self.data != DataState::Ended || matches!(self.mode, RankPhase::Stopped) {
             return None;
@@ -230,8 +230,8 @@ impl Calls {
         Some(Act::Join)
     }
 
-    /// Records that a caller waits, or reads the result of a call: all earlier calls must be able to begin
-    /// without another call.
+    /// Records that a caller waits, or reads the result of a call. So all earlier calls must be able to begin
+    /// without a further call.
     pub fn wait(&mut self) -> Vec<Act> {
         self.waited = true;
         match self.mode {
@@ -240,14 +240,14 @@ impl Calls {
         }
     }
 
-    /// Records that all earlier calls have returned, to a caller that is notified of each return. It may have
-    /// waited for that without reporting it.
+    /// Records that the results of all earlier calls have been returned to a caller that is notified of each.
+    /// The caller may have waited for them without reporting the wait.
     pub fn all_returned(&mut self) {
         self.waited = true;
     }
 
-    /// Records an operation that was launched by itself. It comes after the outstanding units, which other
-    /// ranks have begun before it.
+    /// Records an operation that was launched by itself. The operation comes after the outstanding units,
+    /// because other ranks have begun these before it.
     pub fn launched(&mut self, launch: Launch) -> Vec<Act> {
         let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
         let found = found.map(|(index, call)| (*index, call.transfer));
@@ -283,13 +283,13 @@ impl Calls {
         if matches!(topic, Topic::Message(_)) {
             return;
         }
-        // A rank that has joined has not called it.
+        // A rank that has joined has not called the operation.
         let next = self.ordinals.entry(topic.clone()).or_default();
         *next = (*next).max(ordinal + 1);
     }
 
-    /// Forgets these names. The number beside each is that of every rank's calls of it: later calls count
-    /// from 0.
+    /// Forgets these names. The number beside each name is the number of calls that every rank has made of
+    /// it. Later calls count from 0.
     pub fn forget(&mut self, topics: &[(Topic, u64)]) {
         for (topic, made) in topics {
             if let Some(next) = self.ordinals.get_mut(topic) {
@@ -315,10 +315,9 @@ impl Calls {
         self.ordinals.keys().filter(|topic| topic.is_named()).count()
     }
 
-    /// Freezes the sequence of calls. Calls that were announced and not launched are its first.
+    /// Freezes the sequence of calls. Its first calls are those that were announced and not launched.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        // There is no call to stand in for, and none outstanding: no sequence is frozen while rank 0 knows of
-        // a rank that has joined or has outstanding calls.
+        // No rank has joined, and no call is outstanding: otherwise rank 0 would not freeze a sequence.
         let mut acts = self.launched(freeze.last.clone());
         self.frozen = Some(FrozenCycle::new(freeze));
         self.mode = RankPhase::Frozen;
@@ -344,8 +343,8 @@ impl Calls {
         Some(stopped)
     }
 
-    /// Begins the units up to the furthest rank's, after all ranks have stopped. Later calls are announced,
-    /// in the order in which they were made.
+    /// Begins the units up to the last one of the furthest rank, after all ranks have stopped. Later calls
+    /// are announced, in the order in which they were made.
     pub fn run_to(&mut self, end: RunTo) -> Vec<Act> {
         let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.epoch() == end.epoch) else { return Vec::new() };
         self.is_behind = frozen.begun() < end.until;
@@ -356,7 +355,7 @@ impl Calls {
         let open: Vec<u64> = self.open.keys().copied().collect();
         let mut acts = Vec::new();
         for index in open {
-            // One that was placed before has perhaps begun with an earlier one.
+            // The call may have begun already, with a call that was placed before it.
             if self.open.contains_key(&index) {
                 acts.extend(self.place(index));
             }
@@ -369,8 +368,8 @@ impl Calls {
         acts
     }
 
-    /// Stands in for operations of the frozen cycle that others have begun and that this rank, which has
-    /// joined, has not called.
+    /// Makes jobs for the operations of the frozen cycle that other ranks have begun and that this rank has
+    /// not called, because it has joined.
     fn make_up(&mut self) -> Vec<Act> {
         // Rank 0 has dropped a join that was sent before it stopped the ranks.
         self.data = DataState::Ended;
@@ -396,15 +395,14 @@ impl Calls {
         acts
     }
 
-    /// The epoch of the frozen cycle that runs, and the unit that the first call which has not begun belongs
-    /// to.
+    /// Returns the epoch of the current frozen cycle, and the unit of the first call that has not begun.
     pub fn frozen(&self) -> Option<(u32, Option<u64>)> {
         let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Frozen))?;
         let first = self.open.values().filter_map(|call| frozen.unit(call)).min();
         Some((frozen.epoch(), first))
     }
 
-    /// The unit of the frozen cycle that has this number, counted from the freeze.
+    /// Returns the unit of the frozen cycle with this number, counted from the freeze.
     pub fn unit(&self, number: u32) -> Option<u64> {
         let frozen = self.frozen.as_ref()?;
         let unit = u64::from(number.wrapping_sub(frozen.number()));
@@ -477,9 +475,9 @@ impl Calls {
         acts
     }
 
-    /// Returns true if this rank must begin no unit of the cycle, which blocks, because it sends or receives.
-    /// A unit that it begins could not go on before another rank has called that unit, and that rank may wait
-    /// for the message first.
+    /// Returns true if this rank must not begin a unit of a cycle that blocks, because it sends or receives a
+    /// message. A unit that it began could not go on before another rank has called the unit, and that rank
+    /// may wait for the message first.
     fn must_leave_cycle(&self) -> bool {
         let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Frozen));
         self.messages > 0 && frozen.is_some_and(|frozen| self.sums_block || frozen.runs_alone())

@@ -1,11 +1,12 @@
-//! Waits for a change of this rank's state, over all generations of ranks.
+//! Waits for a change of this rank's state, in any generation of ranks.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The time after which a waiting thread looks without a notice: some ends, such as a thread's, give none.
+/// The time after which a waiting thread looks without a notice, because some changes, such as the end of a
+/// thread, give no notice.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The notices of changes.
@@ -13,14 +14,15 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) struct Changes {
     count: Mutex<u64>,
     changed: Condvar,
-    /// The threads that wait, or are about to.
+    /// The number of threads that wait or are about to wait.
     waiting: AtomicU32,
 }
 
 impl Changes {
-    /// Lets the waiting threads look again. Costs nothing while there is none.
+    /// Makes the waiting threads look again. Costs nothing if no thread waits.
     pub(super) fn notify(&self) {
-        // The change comes before the look at who waits, as a waiting thread counts itself before it looks.
+        // The change must precede this look at `waiting`, because a waiting thread counts itself before it
+        // looks for a change.
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) > 0 {
             *self.count.lock() += 1;
@@ -28,8 +30,9 @@ impl Changes {
         }
     }
 
-    /// Returns when `is_over` returns true. It is called after each change, with the time waited since the
-    /// call before: at most [`LOOK`] each time, so that a process that was stopped has not waited.
+    /// Waits until `is_over` returns true. `is_over` is called after each change, with the time waited since
+    /// its last call. This time is at most [`LOOK`], so that the time in which a process was stopped does not
+    /// count.
     pub(super) fn until(&self, mut is_over: impl FnMut(Duration) -> bool) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -1,19 +1,21 @@
-//! The comm thread: begins launched operations, keeps several sums under way, and hands on the finished ones.
+//! The comm thread. It begins launched operations, keeps several sums under way, and hands finished
+//! operations on.
 //!
-//! It alone talks to the transport. Sums begin as they are launched, a limited number at once, and progress
-//! together, by messages and in shared memory alike. A job that needs the communicator to itself runs when no
-//! other operation of all ranks is under way; so does a sum by the library's own allreduce. The sums of a
-//! bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice is
-//! asked again when those are done. Finished operations are handed on in the order in which they began, with
-//! two exceptions. One may overtake those of lower priority; one for which a held operation waits may
-//! overtake all. None overtakes an operation of its own topic.
+//! Only the comm thread uses the transport. Sums begin as they are launched, a limited number at once, and
+//! progress together, by messages and in shared memory alike. A job that needs the communicator for itself
+//! runs when no other operation of all ranks is under way, and so does a sum by the library's own allreduce.
+//! The sums of a bucket are copied into one buffer, and back (`layout`). A job that chooses its own messages
+//! is asked for the next ones when these are done. Finished operations are handed on in the order in which
+//! they began, with two exceptions. An operation may overtake operations of lower priority. An operation for
+//! which a held operation waits may overtake all. No operation overtakes another of its own topic.
 //!
-//! A divided sum, and messages of a key, begin when no earlier operation of their topics is under way: these
-//! leave the value that an update needs, or the residual of a compressed gradient. Until then they are held.
-//! They delay only later operations of their topics and jobs that run alone.
+//! A divided sum, and messages of a key, begin when no earlier operation of their topics is under way,
+//! because the earlier ones produce the value that an update needs, or the residual of a compressed gradient.
+//! Until then they are held. Held operations delay only later operations of their topics and jobs that run
+//! alone.
 //!
 //! An operation of a process set begins at once, and no operation waits for it: its ranks begin it between
-//! other operations of all ranks, each where it receives the launch.
+//! operations of all ranks, and each rank does so when it receives the launch.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,7 +38,7 @@ struct RunningOperation {
     jobs: Vec<(Topic, Submission)>,
     bucket: Option<Bucket>,
     launch: Launch,
-    /// True if the job is asked for its next messages.
+    /// True if the job must be asked for its next messages.
     advances: bool,
     priority: i32,
     state: BegunOperation,
@@ -44,7 +46,7 @@ struct RunningOperation {
     since_ns: u64,
 }
 
-/// The places of several sums in one buffer, and the memory of each, which gets its sum at the end.
+/// The offsets of several sums in one buffer, and the memory of each sum, which gets the result at the end.
 struct Bucket {
     layout: Layout,
     lent: Vec<Memory>,
@@ -62,8 +64,8 @@ struct CommThread<'a> {
     buckets: Vec<Buffer>,
 }
 
-/// Runs launched jobs until it receives the command to stop, or a fault ends this generation of ranks and not
-/// the job: then every job is kept or has failed.
+/// Runs launched jobs until it receives the command to stop, or until a fault ends this generation of ranks
+/// and not the job. In the second case every job is kept or has failed.
 pub(super) fn communicate(
     shared: &Shared,
     communicator: Communicator,
@@ -78,7 +80,8 @@ pub(super) fn communicate(
         if comm.running.is_empty()
             && let Some(fault) = shared.condition.loss()
         {
-            // Commands are sent under this lock, and none after a fault: these are all.
+            // Commands are sent under this lock, and no command is sent after a fault. So these are all
+            // commands.
             let waiting = shared.waiting.lock();
             let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
             drop(waiting);
@@ -94,7 +97,7 @@ pub(super) fn communicate(
         };
         match command {
             command if !was_held && comm.holds(&command) => comm.held.push_back(command),
-            // Every rank has called it: for a barrier there is nothing left to be done.
+            // Every rank has called the barrier, so nothing is left to be done.
             Command::Run(LaunchedJobs { jobs, launch, cycle_bytes: None }) if launch.topic == Topic::Barrier => {
                 match shared.condition.fault() {
                     Some(fault) => jobs.into_iter().for_each(|(_, job)| shared.abandon(job, &fault)),
@@ -125,8 +128,9 @@ impl CommThread<'_> {
         self.running.iter().filter(|running| !running.is_of_a_set()).count()
     }
 
-    /// Returns true if a command must be held, or may not pass others that are held. An operation of a
-    /// process set is never held: its ranks may wait for it before they come to the operations under way.
+    /// Returns true if a command must be held, because it may not begin or may not pass held commands. An
+    /// operation of a process set is never held: its ranks may wait for it before they come to the operations
+    /// under way.
     fn holds(&self, command: &Command) -> bool {
         let is_of_all = match command {
             Command::Run(launched) => launched.launch.topic.set().is_none(),
@@ -137,7 +141,7 @@ impl CommThread<'_> {
         is_of_all && (!self.held.is_empty() || !may_begin())
     }
 
-    /// Takes the first held command that may begin. The commands that it passes keep their room.
+    /// Takes the first held command that may begin. The commands that it passes keep their places.
     fn take_held(&mut self) -> Option<Command> {
         let room = self.communicator.most_under_way().saturating_sub(self.running_of_all());
         let may_pass =
@@ -147,19 +151,21 @@ impl CommThread<'_> {
         self.held.remove(at)
     }
 
-    /// Returns true if a command waits for operations of its topics: one that needs what the earlier ones leave
-    /// waits for those under way, and any command for those that are held before it.
+    /// Returns true if a command waits for operations of its topics. Any command waits for operations that
+    /// are held before it. A command that needs the results of earlier operations also waits for those under
+    /// way.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
         // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
-        // of the one before it on the same topic: so a rank lacks at most one that another has.
+        // data of the previous operation on that topic. So a rank lacks at most one operation that another
+        // rank has.
         let waits_for_running = command.needs_earlier() || self.shared.elastic.is_some();
         (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::jobs).any(|(topic, _)| is_of(topic))
     }
 
-    /// Returns true if a command passes none of those held, and none passes it: another rank that has begun it
-    /// begins nothing else until it is done.
+    /// Returns true if a command passes no held command and no command passes it. Another rank that has begun
+    /// such a command begins nothing else until it is done.
     fn keeps_place(&self, command: &Command) -> bool {
         self.communicator.sums_block()
             || !matches!(command, Command::Run(_))
@@ -167,7 +173,7 @@ impl CommThread<'_> {
     }
 
     /// Returns the next command, while no operation is under way. A caller that waited for the last operation
-    /// may have one soon, and a sleep would delay it.
+    /// may send a command soon, and a sleep would delay that command.
     fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
         const LINGER: Duration = Duration::from_micros(100);
         const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
@@ -245,7 +251,7 @@ impl CommThread<'_> {
         };
         drop(span);
         let since_ns = timeline::now_ns();
-        // A way of summing that blocks is at it from here on.
+        // If sums block, this one runs from here on.
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let (comm, stamp) = (&mut self.communicator, launch.number);
         let begun = match update {
@@ -280,7 +286,8 @@ impl CommThread<'_> {
     /// Begins the messages of a job.
     fn begin(&mut self, jobs: Vec<(Topic, Submission)>, launch: Launch, priority: i32) {
         if launch.topic.set().is_none() && self.communicator.sums_block() {
-            // It may come to a sum of the library's own, which two operations could reach in different orders.
+            // The job may come to a sum by the library's own allreduce, and two operations could reach such
+            // sums in different orders.
             self.drain();
             if let Some(fault) = self.shared.condition.fault() {
                 return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
@@ -306,7 +313,8 @@ impl CommThread<'_> {
         }
     }
 
-    /// Asks the job of an operation for its next messages, until some are under way or none is left.
+    /// Asks the job of an operation for its next messages, until messages are under way or the job has no
+    /// more.
     fn advance(&mut self, at: usize) -> Result<(), Error> {
         let RunningOperation { jobs, launch, state, since_ns, .. } = &mut self.running[at];
         let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
@@ -367,7 +375,7 @@ impl CommThread<'_> {
         }))
     }
 
-    /// Returns a buffer that holds all that is to be summed.
+    /// Returns a buffer with all the elements that are to be summed.
     fn fill(&mut self, lent: &[Memory], layout: &Layout) -> Buffer {
         let len_bytes = layout.len_bytes();
         let kept = self.buckets.iter().position(|bucket| bucket.bytes().len() == len_bytes);
@@ -381,7 +389,7 @@ impl CommThread<'_> {
         bucket
     }
 
-    /// Puts the sums of a bucket where each is to be.
+    /// Copies each sum of a bucket into the memory of its tensor.
     fn empty(&mut self, sums: Buffer, Bucket { layout, lent }: &mut Bucket) {
         let mut rest = sums.bytes();
         for (job, piece) in layout.pieces() {
@@ -391,7 +399,7 @@ impl CommThread<'_> {
         }
         self.buckets.push(sums);
         if self.buckets.len() > self.communicator.most_under_way() {
-            // A bucket of a cycle that has ended.
+            // This is a bucket of a cycle that has ended.
             self.buckets.remove(0);
         }
     }
@@ -429,14 +437,14 @@ impl CommThread<'_> {
         }
     }
 
-    /// Returns when nothing of all ranks is under way.
+    /// Waits until no operation of all ranks is under way.
     fn drain(&mut self) {
         while self.running_of_all() > 0 {
             self.go_on();
         }
     }
 
-    /// Hands on the finished operations whose turn it is.
+    /// Hands on the finished operations that are next in order.
     fn hand_on(&mut self) {
         loop {
             let finished: Vec<(Ticket, Memory)> = self.communicator.executor().take_finished().collect();
@@ -489,7 +497,7 @@ impl CommThread<'_> {
         sum.is_done() && self.running[..at].iter().all(gives_way)
     }
 
-    /// Finishes the jobs of an operation, or lets the finishing thread do so.
+    /// Finishes the jobs of an operation, or passes them to the finishing thread.
     fn end(&self, number: u32, jobs: impl Iterator<Item = (Topic, Submission)>) {
         let mut last = None;
         for (topic, job) in jobs {
@@ -543,7 +551,7 @@ impl Bucket {
     }
 }
 
-/// Ends the process if its thread unwinds: the peers would wait for ever.
+/// Ends the process if the thread unwinds, because the peers would otherwise wait for ever.
 pub(super) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

@@ -1,5 +1,5 @@
-//! The condition of a job, as this rank knows it, and this rank's presence in it: two enums, whose
-//! transitions docs/protocol.md has as a table.
+//! The condition of a job, as this rank knows it, and this rank's presence in the job. Both are enums;
+//! docs/protocol.md has a table of their transitions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,10 +14,11 @@ use crate::progress::changes::Changes;
 #[derive(Debug, Clone)]
 enum GenerationState {
     Well,
-    /// All ranks are done, or one has left and its process has ended. `MPI_Finalize` has a time limit from
-    /// now on.
+    /// All ranks are done, or one rank has left and its process has ended. `MPI_Finalize` has a time limit
+    /// from now on.
     Closing,
-    /// A rank is lost, and the others go on in the next generation. `is_closing` as before the loss.
+    /// A rank is lost, and the others go on in the next generation. `is_closing` is kept from before the
+    /// loss.
     Renewing {
         loss: Error,
         is_closing: bool,
@@ -26,7 +27,7 @@ enum GenerationState {
     Failed(Error),
 }
 
-/// The presence of this rank.
+/// The presence of this rank in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Here,
@@ -46,7 +47,7 @@ pub(super) struct Condition {
     hook: OnceLock<OnFault>,
     /// True if a caller has received the fault.
     is_reported: AtomicBool,
-    /// True if the reason why this rank would end was sent to the others.
+    /// True if the error with which this rank would end was sent to the others.
     is_failing: AtomicBool,
     /// Notified of each change that a thread may wait for.
     pub(super) changes: Arc<Changes>,
@@ -61,7 +62,7 @@ pub(super) enum EarlierState {
 }
 
 impl Condition {
-    /// That of a new generation, which a rank may be about to leave already.
+    /// Returns the condition of a new generation. The rank may already be about to leave.
     pub(super) fn new(stop: Arc<AtomicBool>, is_leaving: bool, changes: Arc<Changes>) -> Self {
         Condition {
             job: Mutex::new(GenerationState::Well),
@@ -82,7 +83,7 @@ impl Condition {
     /// The fault that has ended this generation of ranks, or the job.
     pub(super) fn fault(&self) -> Option<Error> {
         if self.is_well() {
-            // On the way of every operation, so without the lock.
+            // Every operation calls this, so it does not take the lock.
             return None;
         }
         match &*self.job.lock() {
@@ -112,8 +113,8 @@ impl Condition {
         !self.is_well() && matches!(*self.job.lock(), GenerationState::Renewing { .. })
     }
 
-    /// Records the first fault, after which the job may go on with a next generation. Returns false if there
-    /// was one before.
+    /// Records the first fault. If `goes_on`, the job may go on with a next generation. Returns false if
+    /// there was a fault before.
     pub(super) fn fail(&self, fault: &Error, goes_on: bool) -> bool {
         let mut job = self.job.lock();
         let is_first = matches!(*job, GenerationState::Well | GenerationState::Closing);
@@ -130,7 +131,7 @@ impl Condition {
         is_first
     }
 
-    /// Ends the job by this fault, unless another has. Returns the state before.
+    /// Ends the job by this fault, unless another fault has ended it. Returns the earlier state.
     pub(super) fn end(&self, fault: &Error) -> EarlierState {
         let mut job = self.job.lock();
         let before = match *job {
@@ -144,7 +145,7 @@ impl Condition {
         before
     }
 
-    /// Records that all ranks are done, or one has left and its process has ended.
+    /// Records that all ranks are done, or that one rank has left and its process has ended.
     pub(super) fn close(&self) {
         match &mut *self.job.lock() {
             job @ GenerationState::Well => *job = GenerationState::Closing,
@@ -159,7 +160,7 @@ impl Condition {
         matches!(*self.job.lock(), GenerationState::Closing | GenerationState::Renewing { is_closing: true, .. })
     }
 
-    /// Records that the program calls nothing more. Returns false if it was known.
+    /// Records that the program calls nothing more. Returns false if that was recorded before.
     pub(super) fn begin_to_leave(&self) -> bool {
         let mut presence = self.presence.lock();
         let was_here = *presence == Presence::Here;
@@ -174,7 +175,8 @@ impl Condition {
         *self.presence.lock() != Presence::Here
     }
 
-    /// Records that the other ranks are told. Returns false if they were before.
+    /// Records that the other ranks have been told that this rank leaves. Returns false if that was recorded
+    /// before.
     pub(super) fn leave(&self) -> bool {
         std::mem::replace(&mut *self.presence.lock(), Presence::Left) != Presence::Left
     }
@@ -200,8 +202,8 @@ impl Condition {
         self.is_reported.load(Ordering::Acquire)
     }
 
-    /// Records if this rank's last call has failed, for a reason that the others are told. Returns if it had
-    /// before.
+    /// Records whether this rank's last call has failed with an error that is sent to the others. Returns the
+    /// value before.
     pub(super) fn set_failing(&self, is_failing: bool) -> bool {
         let was_failing = self.is_failing.swap(is_failing, Ordering::AcqRel);
         self.changes.notify();

@@ -8,16 +8,16 @@ use ringpull_base::{Error, Result};
 use crate::transport::Transport;
 use crate::transport::control::Control;
 
-/// The time that MPI may take to learn of the end of a process that was noticed otherwise.
+/// The time that MPI may take to notice the end of a process that this rank has noticed in another way.
 pub(super) const LEARNING: Duration = Duration::from_millis(200);
 
-/// Returns true if this part of `size` ranks may go on although others may live that it cannot reach. The
-/// part must be more than half of them, or half of them with rank 0.
+/// Returns true if the ranks `part` of `size` ranks may go on, although ranks that they cannot reach may be
+/// alive. They must be more than half of all ranks, or half of them with rank 0.
 pub(super) fn is_enough(part: &[usize], size: usize) -> bool {
     2 * part.len() + usize::from(part.contains(&0)) > size
 }
 
-/// Returns an error if too few of `size` ranks that start are left.
+/// Returns an error if too few of the `size` ranks of a job are left at its start.
 pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
     if is_enough(ranks, size) {
         return Ok(());
@@ -25,14 +25,17 @@ pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
     let lost: Vec<usize> = (0..size).filter(|rank| !ranks.contains(rank)).collect();
     Err(Error::PeerLost {
         peer: format!("rank(s) {lost:?}"),
-        cause: format!("{} of {size} ranks are left, too few to start the job: the others may still live", ranks.len()),
+        cause: format!(
+            "{} of {size} ranks are left, too few to start the job: the others may still be alive",
+            ranks.len()
+        ),
         ranks: lost,
         operation: "start".to_owned(),
         rank: None,
     })
 }
 
-/// A function that connects a transport and its control star; called on the comm thread.
+/// A function that connects a transport and its control star. It is called on the comm thread.
 pub type Connect = Box<dyn FnOnce() -> Result<ReadyTransport> + Send>;
 
 /// A transport that is ready, and the function that ends it.
@@ -43,7 +46,7 @@ pub struct ReadyTransport {
     pub control: Control,
     /// The number of helpers, which only reduce. They are the last ranks.
     pub helpers: usize,
-    /// Ends the library, after the transport was dropped without a fault.
+    /// Ends the library. It is called after the transport was dropped without a fault.
     pub finalise: Box<dyn FnOnce()>,
     /// The way in which the survivors of a lost rank connect; `None` if the job cannot go on without a rank.
     pub succession: Option<Succession>,
@@ -51,17 +54,18 @@ pub struct ReadyTransport {
 
 /// The way in which the survivors of a lost rank connect.
 pub struct Succession {
-    /// The numbers that the present ranks had among those before them.
+    /// The numbers that the current ranks had in the previous generation.
     pub ranks: Vec<usize>,
-    /// The number of ranks before them.
+    /// The number of ranks in the previous generation.
     pub among: usize,
-    /// Connects the survivors. Returns the fault that it is given if no rank is lost. On the comm thread.
+    /// Connects the survivors. If no rank is lost, it returns the fault with which it was called. It is
+    /// called on the comm thread.
     pub next: Next,
-    /// Makes the transport treat ranks as lost from which nothing is heard.
+    /// Makes the transport treat silent ranks as lost.
     pub sever: Sever,
 }
 
-/// Ends the connections to some of the present ranks, which may live. On any thread.
+/// Ends the connections to some of the current ranks, which may be alive. It is called on any thread.
 pub type Sever = Arc<dyn Fn(&[usize]) + Send + Sync>;
 
 /// Connects the ranks that are left, after a fault.

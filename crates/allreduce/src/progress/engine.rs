@@ -1,10 +1,10 @@
 //! The threads of a store that sums by allreduce.
 //!
-//! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has
-//! called it; the comm thread, which alone talks to the transport, runs launched jobs in the order of their
-//! numbers; the finishing thread applies updates and hands out results, except short ones, which the comm
-//! thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
-//! collectives stop, every job that waits fails with it, and so does every later call.
+//! `submit` names an operation and returns. The control thread of rank 0 launches the operation when every
+//! rank has called it. The comm thread, which alone uses the transport, runs launched jobs in the order of
+//! their numbers. The finishing thread applies updates and returns results. Short results are returned by the
+//! comm thread. The first fault ends the engine's work: it is sent to every rank, running collectives stop,
+//! and every waiting job and every later call fails with it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,8 +34,8 @@ use crate::progress::status;
 use crate::transport::control::Control;
 use crate::transport::inproc;
 
-/// The time that a process stays after a fault, so that its peers can report the fault before a launcher ends
-/// them.
+/// The time for which a process stays alive after a fault, so that its peers can report the fault before a
+/// launcher ends them.
 const STAY_AFTER_FAULT: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
@@ -43,7 +43,7 @@ pub struct Engine {
     pub(super) current: Arc<CurrentGeneration>,
     /// The comm thread, until it has been joined.
     comm: Mutex<Option<JoinHandle<()>>>,
-    /// True when the comm thread has nothing left to do.
+    /// True if the comm thread has nothing left to do.
     has_ended: Arc<AtomicBool>,
     changes: Arc<Changes>,
     limit: Duration,
@@ -52,12 +52,12 @@ pub struct Engine {
     sets: Mutex<BTreeMap<(u64, Vec<usize>), u32>>,
     process: Process,
     files: Mutex<Vec<PathBuf>>,
-    /// A file that shows that this rank has ended in order.
+    /// The path of the file that is written when this rank has ended in order.
     ended: Mutex<Option<PathBuf>>,
 }
 
 impl Engine {
-    /// Starts the threads; returns when every rank is connected.
+    /// Starts the threads. Returns when every rank is connected.
     pub fn start(config: &Config, connect: Connect) -> Result<Arc<Engine>> {
         let (ready, started) = crossbeam_channel::bounded(1);
         let has_ended = Arc::new(AtomicBool::new(false));
@@ -91,21 +91,21 @@ impl Engine {
         Ok(Arc::new(engine))
     }
 
-    /// The engines of `size` ranks in this process, over threads and channels, as if each were on a host of its
-    /// own.
+    /// Returns the engines of `size` ranks in this process, over threads and channels, as if each rank were
+    /// on a host of its own.
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         Engine::in_process_with_helpers(size, 0, config)
     }
 
-    /// As [`in_process`](Self::in_process), with helpers. Their engines come last, and a thread must
-    /// [serve](Self::serve) each.
+    /// Returns engines as [`in_process`](Self::in_process) does, with helpers. The helpers' engines come
+    /// last, and a thread must [serve](Self::serve) each of them.
     pub fn in_process_with_helpers(workers: usize, helpers: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let hosts: Vec<usize> = (0..workers + helpers).collect();
         Engine::in_process_on(&hosts, helpers, config)
     }
 
-    /// As [`in_process_with_helpers`](Self::in_process_with_helpers). Ranks with the same number are on the
-    /// same host, and share memory.
+    /// Returns engines as [`in_process_with_helpers`](Self::in_process_with_helpers) does. Ranks with the
+    /// same number in `hosts` are on the same host, and share memory.
     pub fn in_process_on(hosts: &[usize], helpers: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let ends = inproc::world_on(hosts).into_iter().zip(Control::in_process(hosts.len()));
         let start = |transport: inproc::Inproc, control| {
@@ -120,7 +120,7 @@ impl Engine {
             };
             Engine::start(config, Box::new(connected))
         };
-        // All at once: what a rank does first is collective.
+        // All ranks start at once, because their first action is collective.
         std::thread::scope(|scope| {
             let ranks: Vec<_> =
                 ends.map(|(transport, control)| scope.spawn(move || start(transport, control))).collect();
@@ -143,7 +143,7 @@ impl Engine {
         self.current.generation()
     }
 
-    /// The changes by those losses, from the one at place `seen` on.
+    /// Returns the changes by these losses, without the first `seen`.
     pub fn changes(&self, seen: usize) -> Vec<Change> {
         self.current.changes(seen)
     }
@@ -158,8 +158,8 @@ impl Engine {
         self.current.get().is_helper()
     }
 
-    /// Takes part in the sums of the others, on a helper, until all of them are done, and then leaves.
-    /// Blocks. Returns an error if the job fails.
+    /// Takes part in the sums of the others, if this rank is a helper, until all other ranks are done, and
+    /// then leaves. Blocks. Returns an error if the job fails.
     pub fn serve(&self) -> Result<()> {
         let (result, answer) = answer();
         let shared = self.current.get();
@@ -170,17 +170,19 @@ impl Engine {
             shared.served();
         }
         drop(shared);
-        // Not counted as a wait for another rank: a helper's wait shows nothing about the job.
+        // This does not count as a wait for another rank, because a helper's wait shows nothing about the
+        // job.
         let outcome = waits::until(|limit| self.answer(&answer, limit));
         if outcome.is_err() {
-            // The caller reports it.
+            // The caller reports the fault.
             self.current.get().condition.report();
         }
         self.leave();
         outcome
     }
 
-    /// The settings that every rank must have alike: plans of one kind and segments of one size fit together.
+    /// The settings that must be equal on all ranks, because plans fit together only if they are of one kind
+    /// and have segments of one size.
     pub fn sums(&self) -> &Sums {
         &self.sums
     }
@@ -195,30 +197,31 @@ impl Engine {
         self.current.get().info.placement.clone()
     }
 
-    /// The number of the next store on this engine: the same on every rank, if every rank creates its stores
-    /// in one order.
+    /// Returns the number of the next store on this engine. It is the same on every rank if all ranks create
+    /// their stores in one order.
     pub fn next_store(&self) -> u32 {
         self.stores.fetch_add(1, Ordering::Relaxed) as u32
     }
 
-    /// The number of stores that this rank has made. The numbers differ between ranks if a loss has kept a
-    /// rank from making one.
+    /// Returns the number of stores that this rank has made. The numbers differ between ranks if a loss has
+    /// kept a rank from making a store.
     pub fn stores(&self) -> u64 {
         self.stores.load(Ordering::Relaxed)
     }
 
-    /// The number of a store that is the same on every rank, after `others`.
+    /// Returns a number for the next store that is the same on every rank. `others` is the number of stores
+    /// that other ranks have made.
     pub fn store_after(&self, others: u64) -> u32 {
         self.stores.fetch_max(others + 1, Ordering::Relaxed);
         others as u32
     }
 
-    /// Returns when no loss is being handled, or there was a fault. Blocks.
+    /// Blocks until no loss is being handled, or there was a fault.
     pub fn settle(&self) {
         self.changes.until(|_| !self.current.get().condition.is_renewing());
     }
 
-    /// Sets the maker of jobs of that store while this rank has joined.
+    /// Sets the object that makes jobs for `store` while this rank has joined.
     pub fn introduce(&self, store: u32, stand_in: Weak<dyn StandIn>) {
         self.current.get().stand_ins.lock().insert(store, stand_in);
     }
@@ -238,13 +241,13 @@ impl Engine {
         self.current.get().condition.fatal()
     }
 
-    /// Calls `hook` with the first fault, which may have come already. To be called once, in a job that does
-    /// not go on without lost ranks.
+    /// Calls `hook` with the first fault, at once if it has come already. To be called once, in a job that
+    /// does not go on without lost ranks.
     pub fn on_fault(&self, hook: OnFault) {
         self.current.get().condition.set_hook(hook);
     }
 
-    /// Ends the job with a fault from elsewhere.
+    /// Ends the job with a fault that occurred outside the engine.
     pub fn fail(&self, fault: &Error) {
         self.current.get().end(fault);
     }
@@ -268,18 +271,19 @@ impl Engine {
         (sent, received, control)
     }
 
-    /// Does `work` when this is rank 0: now, or on the comm thread when a loss makes it rank 0.
+    /// Does `work` on rank 0: now, if this rank is rank 0, or later on the comm thread, if a loss makes it
+    /// rank 0.
     pub fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
         self.current.when_first(work);
     }
 
-    /// Returns the state of every rank. Called on rank 0, which asks the others. Blocks for about 1 s at
-    /// most; a rank that has not answered by then is left out.
+    /// Returns the state of every rank. To be called on rank 0, which asks the others. Blocks for about 1 s
+    /// at most, and leaves out a rank that has not answered by then.
     pub fn status(&self) -> JobStatus {
         status::ask_everybody(&self.current.get())
     }
 
-    /// Prints what the ranks are doing: on rank 0 at once, on another when rank 0 has answered.
+    /// Prints the state of the ranks. Rank 0 prints it at once, and another rank when rank 0 has answered.
     pub(super) fn describe(&self) {
         let shared = self.current.get();
         if shared.rank == 0 {
@@ -295,7 +299,7 @@ impl Engine {
     }
 
     /// Writes an empty file when this rank and all survivors have ended in order. Writes nothing if a rank is
-    /// lost after this rank has come to its end.
+    /// lost after this rank has ended its work.
     pub fn write_at_end(&self, file: PathBuf) {
         *self.ended.lock() = Some(file);
     }
@@ -306,8 +310,8 @@ impl Engine {
         self.current.get().submit(topic, operation, terms, job)
     }
 
-    /// As [`submit`](Self::submit), among the ranks of that generation alone. Returns an error if the job has
-    /// lost one since.
+    /// Submits as [`submit`](Self::submit) does, among the ranks of `generation` only. Returns an error if
+    /// the job has lost a rank since.
     pub fn submit_in(
         &self,
         generation: u64,
@@ -321,20 +325,20 @@ impl Engine {
         shared.submit(topic, operation, terms, job)
     }
 
-    /// Returns an error if the job has lost a rank since that generation.
+    /// Returns an error if the job has lost a rank since `generation`.
     pub fn check_generation(&self, generation: u64) -> Result<()> {
         check_generation(&self.current.get(), generation)
     }
 
     /// Records that a caller waits for the result of a call, or reads it. No bucket has operations from both
-    /// sides of such a point.
+    /// before and after such a wait.
     pub fn wait(&self) {
         self.current.wait();
     }
 
-    /// Returns the waiter by which a tensor reports the same.
+    /// Returns the waiter by which a tensor reports such a wait.
     pub fn waiter(&self) -> Weak<dyn Waiter> {
-        // The annotation makes the trait object out of a `Weak` of a sized type.
+        // The annotation is needed to turn a `Weak` of a sized type into a `Weak` of a trait object.
         let current: Weak<CurrentGeneration> = Arc::downgrade(&self.current);
         current
     }
@@ -348,7 +352,7 @@ impl Engine {
         self.direct(&self.current.get(), name, Box::new(work))
     }
 
-    /// As [`collective`](Self::collective), among the ranks of that generation alone.
+    /// Runs `work` as [`collective`](Self::collective) does, among the ranks of `generation` only.
     pub fn collective_in<T: Send + 'static>(
         &self,
         generation: u64,
@@ -368,15 +372,15 @@ impl Engine {
         self.answered(&answer)
     }
 
-    /// Joins, because this rank has no data left: until every rank has joined it adds zeros to the sums of
-    /// the others. Returns the last rank to join. Blocks.
+    /// Joins, because this rank has no data left. Until every rank has joined, this rank adds zeros to the
+    /// sums of the others. Returns the last rank to join. Blocks.
     pub fn join(&self) -> Result<usize> {
         let shared = self.current.get();
         if shared.elastic.is_some() {
             return Err(Error::Unsupported {
                 kind: "dist_sync_mpi".to_owned(),
                 operation: "join".to_owned(),
-                reason: "what others do for a rank that has joined cannot be done again after a loss \
+                reason: "the work of others for a rank that has joined cannot be repeated after a loss \
                          (RINGPULL_ELASTIC); give each rank the same number of steps"
                     .to_owned(),
             });
@@ -402,7 +406,7 @@ impl Engine {
         self.answered(&answer)
     }
 
-    /// Returns when every rank has called it.
+    /// Blocks until every rank has called `barrier`.
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = answer();
         self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Submission::new(Barrier::new(result)))?;
@@ -410,10 +414,10 @@ impl Engine {
         self.answered(&answer)
     }
 
-    /// Returns true from the call on at which all ranks stop: the first that none of them has gone past when
-    /// one `wants` to. Every rank makes the calls alike, one a step. Sends nothing, and does not block, before
-    /// a rank wants to stop; then it blocks for the answers of the control threads. Not for a job that goes on
-    /// without lost ranks, which may be at different calls after a loss.
+    /// Returns true from the call on at which all ranks stop. This is the first call that no rank has passed
+    /// when one rank `wants` to stop. Every rank makes one call per step. Before a rank wants to stop, this
+    /// sends nothing and does not block. Then it blocks until the control threads have answered. Not for a
+    /// job that goes on without lost ranks, because its ranks may be at different calls after a loss.
     pub fn should_stop(&self, wants: bool) -> Result<bool> {
         let shared = self.current.get();
         let (call, report) = shared.stopping.begin(wants);
@@ -431,8 +435,8 @@ impl Engine {
         answer().ok_or_else(|| self.fault().unwrap_or_else(|| lost_thread(Some(shared.rank))))
     }
 
-    /// The number of the next process set of these ranks of a generation: the same on each of them, if each
-    /// makes its sets in one order.
+    /// Returns the number of the next process set of these ranks of a generation. It is the same on each of
+    /// them if all make their sets in one order.
     pub fn next_set(&self, generation: u64, set: &[usize]) -> u32 {
         let mut sets = self.sets.lock();
         let next = sets.entry((generation, set.to_vec())).or_default();
@@ -446,14 +450,14 @@ impl Engine {
         self.answered(answer)
     }
 
-    /// As [`wait_for`](Self::wait_for); `None` after `limit`.
+    /// Waits as [`wait_for`](Self::wait_for) does. Returns `None` after `limit`.
     pub fn wait_within<T>(&self, answer: &Answer<T>, limit: Duration) -> Result<Option<T>> {
         self.wait();
         waits::in_pieces(Some(limit), |limit| self.answer(answer, limit))
     }
 
-    /// Returns a job's answer if the job is done. Does not count as a wait: earlier calls are fused as they
-    /// would be without it.
+    /// Returns a job's answer if the job is done. Does not count as a wait, so it does not change how earlier
+    /// calls are fused.
     pub fn take<T>(&self, answer: &Answer<T>) -> Result<Option<T>> {
         self.answer(answer, Some(Duration::ZERO))
     }
@@ -471,8 +475,8 @@ impl Engine {
         }
     }
 
-    /// Tells the other ranks the error that this rank would end with, because it may have no time for that
-    /// when it ends. `None` withdraws it.
+    /// Tells the other ranks the error with which this rank would end, because the rank may have no time for
+    /// that when it ends. `None` withdraws the error.
     pub fn failing(&self, why: Option<&str>) {
         let shared = self.current.get();
         let had_told = shared.condition.set_failing(why.is_some());
@@ -486,13 +490,13 @@ impl Engine {
         }
     }
 
-    /// Tells every rank that this rank unwinds and will call no more, so that none waits for it.
+    /// Tells every rank that this rank unwinds and will call nothing more, so that no rank waits for it.
     pub fn give_up(&self) {
         let shared = self.current.get();
         let (peer, ranks) = (shared.peer().to_string(), vec![shared.rank]);
         let cause = "it panicked".to_owned();
         if shared.elastic.is_some() && shared.size > 1 {
-            // No loss: the program is wrong, and the others are not to go on.
+            // This is no loss: the program is wrong, and the others must not go on.
             let (operation, waiting) = ("the next operation".to_owned(), usize::from(shared.rank == 0));
             return shared.end(&Error::Finished { peer, ranks, operation, rank: waiting, why: cause });
         }
@@ -501,7 +505,7 @@ impl Engine {
         shared.end(&fault);
     }
 
-    /// The process of the engine, which is not the caller's if that is a forked child.
+    /// The process of the engine. In a forked child it is not the caller's process.
     pub fn process(&self) -> Process {
         self.process
     }
@@ -529,15 +533,15 @@ impl Engine {
         };
         self.wait();
         self.changes.until(|_| !is_well() || !self.current.get().has_calls());
-        // A job that is being finished may fail, and the caller learns of that before the engine does. The
-        // others hear of the error only if this rank has not left before. An updater that never returns
-        // delays the end by at most the limit.
+        // A job that is being finished may fail, and the caller learns of the failure before the engine does.
+        // The other ranks hear of the error only if this rank has not left by then. An updater that never
+        // returns delays the end by at most the limit.
         let mut left = self.limit;
         self.changes.until(|waited| {
             left = left.saturating_sub(waited);
             !is_well() || self.current.get().unfinished.is_empty() || left.is_zero() || is_own_thread()
         });
-        // After a loss the saved operations come first.
+        // After a loss the saved operations must be done first.
         let say_goodbye = || {
             let shared = self.current.get();
             if shared.elastic.is_none() || shared.condition.fatal().is_some() || !shared.has_calls() {
@@ -545,8 +549,8 @@ impl Engine {
             }
         };
         say_goodbye();
-        // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has
-        // gone, is there a limit.
+        // Finalising waits for the slowest rank, however long that takes. The limit begins when all ranks are
+        // done, or when one has gone.
         let (mut left, mut is_stuck) = (self.limit, false);
         if let Some(comm) = self.comm.lock().take() {
             let has_ended = || self.has_ended.load(Ordering::Acquire) || comm.is_finished();
@@ -564,7 +568,7 @@ impl Engine {
         }
         let shared = self.current.get();
         if is_stuck && shared.condition.is_well() {
-            // The log may be gone when a process exits.
+            // The log may no longer exist when a process exits.
             notice(&format!(
                 "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: the results are complete, but mpirun may report a failed job; this happens with MPICH 4.0 over TCP, not with Open MPI",
                 shared.rank,
@@ -572,13 +576,13 @@ impl Engine {
                 self.limit
             ));
         }
-        // A rank that was lost now had not come to its end.
+        // A rank that was lost only now had not ended its work.
         let is_whole = shared.condition.fatal().is_none() && self.current.generation() == before;
         if let Some(file) = self.ended.lock().take().filter(|_| is_whole)
             && let Err(cause) = std::fs::write(&file, "")
         {
             notice(&format!(
-                "ringpull: rank {}: {} cannot be written ({cause}): the launcher takes the job for failed",
+                "ringpull: rank {}: {} cannot be written ({cause}): the launcher will report a failed job",
                 shared.rank,
                 file.display()
             ));
@@ -587,7 +591,8 @@ impl Engine {
             if was_open && !is_reported && !last_words::has_spoken() {
                 notice(&fault.report());
             }
-            // A launcher that sees this process end may kill the others; they, too, have to say why first.
+            // A launcher that sees this process end may kill the others, and they must report the fault
+            // before.
             std::thread::sleep(STAY_AFTER_FAULT);
         }
     }
@@ -599,9 +604,9 @@ impl Drop for Engine {
     }
 }
 
-/// Waits until every rank has come this far, which the start of MPI waits for. Warns when it takes long.
+/// Waits until all ranks have started the engine, as the start of MPI does. Warns when it takes long.
 fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> {
-    // A short limit is for steps, and processes start more slowly.
+    // A short limit is meant for steps, and processes take longer to start.
     const LEAST: Duration = Duration::from_secs(60);
     let (begun, mut warning, limit) = (Instant::now(), config.warn, config.timeout.max(LEAST));
     loop {
@@ -616,7 +621,7 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
         }
         let waited_s = begun.elapsed().as_secs();
         let missing = format!("a process of this job has waited {waited_s} s for others to create their store");
-        let remedy = "every process that mpirun starts has to create it; look at what the others are doing";
+        let remedy = "every process that mpirun starts has to create the store; look at what the other processes do";
         if begun.elapsed() >= limit {
             return Err(Error::Incomplete { what: missing, remedy: remedy.to_owned() });
         }
@@ -625,8 +630,8 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
     }
 }
 
-/// Returns true if the caller is a thread of an engine. Such a thread has called the program and must not
-/// wait for itself.
+/// Returns true if the caller is a thread of an engine. Such a thread runs a callback of the program and must
+/// not wait for itself.
 fn is_own_thread() -> bool {
     std::thread::current().name().is_some_and(|name| [renewal::COMM, renewal::FINISH].contains(&name))
 }

@@ -1,13 +1,13 @@
 //! Finds a cycle in the calls that rank 0 receives, and freezes it.
 //!
-//! Rank 0 looks for a period in its own sequence of calls. A line is drawn behind the last call of a period
-//! that has come often enough. Operations before the line launch as before. Operations behind the line, on
-//! any rank, belong to the frozen cycle and are held. Every rank's calls of the last period are known when
-//! every operation before the line has launched, and so are the places where it waits.
+//! Rank 0 looks for a period in its own sequence of calls. When a period has come often enough, a line is
+//! drawn behind its last call. Operations before the line launch as usual. Operations behind the line, on any
+//! rank, belong to the frozen cycle and are held. When every operation before the line has launched, each
+//! rank's calls of the last period are known, and so are the points at which it waits.
 //!
-//! A rank may make a call from behind the line while it has still to make one from before it. It may then
-//! wait for the first to be done before it makes the second, so the cycle is given up. That, too, follows
-//! from the rank's sequence of calls and not from the time at which they arrive.
+//! A rank may make a call behind the line while it still has to make a call before the line. It may then wait
+//! for the operation behind the line before it makes the other call, so the cycle is given up. This too
+//! depends on the rank's sequence of calls and not on the time at which they arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,7 +31,7 @@ struct LoggedCall {
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Logs {
     seen: Vec<VecDeque<LoggedCall>>,
-    /// The topics that the entries name by number: many ranks call the same.
+    /// The topics, which the entries refer to by number, because many ranks call the same topics.
     topics: Vec<Topic>,
     numbers: BTreeMap<Topic, u32>,
     /// Rank 0's calls, except those that never repeat.
@@ -44,11 +44,12 @@ pub(super) struct Logs {
 /// A cycle that is being frozen.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct PendingFreeze {
-    /// The first ordinal of each topic behind the point of the freeze.
+    /// The first ordinal of each topic behind the line.
     line: BTreeMap<Topic, u64>,
     /// Rank 0's calls of the last period.
     cycle: Vec<Call>,
-    /// Calls before the line that each rank has not made, and whether it has made one from behind it.
+    /// For each rank, the number of calls before the line that it has not made, and true if it has made a
+    /// call behind the line.
     missing: Vec<usize>,
     beyond: Vec<bool>,
     /// Operations before the line that have not launched.
@@ -91,9 +92,9 @@ impl Logs {
         }
     }
 
-    /// Returns the length of the shortest period whose last `times` repetitions are the end of rank 0's
-    /// calls. It begins where rank 0 has waited, if rank 0 waits in it at all: other ranks make the calls of
-    /// a step in other orders, and a line within the step would cut theirs.
+    /// Returns the length of the shortest period whose `times` repetitions are the end of rank 0's calls. If
+    /// rank 0 waits in the period at all, the period begins after a wait: other ranks may make the calls of a
+    /// step in another order, and a line within the step would divide their steps.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let is_whole = |period: &usize| {
             let mut waits = self.own.range(self.own.len() - period..).map(|call| call.waited);
@@ -102,13 +103,13 @@ impl Logs {
         self.sequence.period(times).filter(is_whole)
     }
 
-    /// Returns true if an operation in that period runs alone.
+    /// Returns true if an operation in the last `period` calls runs alone.
     pub(super) fn runs_alone(&self, period: usize) -> bool {
         self.own.range(self.own.len() - period..).any(|call| call.transfer == Transfer::Alone)
     }
 
-    /// Draws the line behind rank 0's last call. `open` are the operations that have not launched, with the
-    /// ranks that they lack.
+    /// Draws the line behind rank 0's last call. `open` has the operations that have not launched, each with
+    /// the ranks that have not called it.
     pub(super) fn freezing<'a>(
         &self,
         period: usize,
@@ -136,7 +137,7 @@ impl Logs {
         freezing
     }
 
-    /// The operations of the frozen cycle, named as in its first round, and its units.
+    /// Returns the operations of the frozen cycle, with the ordinals of its first round, and its units.
     pub(super) fn cycle(&self, freezing: &PendingFreeze, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>) {
         let mut times: BTreeMap<&Topic, u64> = BTreeMap::new();
         freezing.cycle.iter().for_each(|call| *times.entry(&call.topic).or_default() += 1);
@@ -154,7 +155,7 @@ impl Logs {
             let mut parts: Vec<Vec<usize>> = Vec::new();
             for seen in seen {
                 let step = place.get(&(&self.topics[seen.topic as usize], seen.ordinal));
-                // A wait before the first call of the period is one between two cycles.
+                // A wait before the first call of the period is a wait between two cycles.
                 if seen.waited && !parts.is_empty() || parts.is_empty() && step.is_some() {
                     parts.push(Vec::new());
                 }
@@ -167,7 +168,7 @@ impl Logs {
         (steps, units)
     }
 
-    /// Forgets the calls of these topics, and the sequence of calls that they are in.
+    /// Forgets the calls of these topics, and the sequences of calls that contain them.
     pub(super) fn forget(&mut self, topics: &BTreeMap<Topic, u64>) {
         if topics.keys().any(|topic| topic.set().is_none()) {
             self.clear();

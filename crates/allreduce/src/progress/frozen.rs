@@ -1,7 +1,7 @@
-//! A frozen cycle on one rank: the calls made of it, and the units that may begin.
+//! A frozen cycle on one rank: its calls that were made, and the units that may begin.
 //!
-//! Pure. Units begin in one order, which is the same on every rank. A unit may begin when this rank has
-//! called all its members.
+//! This module does no I/O. Units begin in one order, which is the same on every rank. A unit may begin when
+//! this rank has called all its members.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::progress::messages::{Call, Freeze, Step, Topic, Transfer};
 /// Operations that travel together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Its place in the order of all launches.
+    /// The unit's number in the order of all launches.
     pub number: u32,
-    /// Topic and ordinal of each, in the order in which they lie in a bucket.
+    /// The topic and the ordinal of each operation, in the order of the bucket.
     pub members: Vec<(Topic, u64)>,
     /// The bytes that one cycle sums.
     pub cycle_bytes: usize,
@@ -23,7 +23,7 @@ pub struct Unit {
 struct TopicSteps {
     /// The ordinal of its first operation in the first cycle.
     first: u64,
-    /// Their steps.
+    /// The steps of these operations.
     steps: Vec<u32>,
 }
 
@@ -44,9 +44,9 @@ pub(super) struct FrozenCycle {
     unit_of: Vec<u32>,
     /// For each step: its ordinal in the first cycle, and the number of steps of its topic.
     ordinals: Vec<(u64, u64)>,
-    /// Units begun, since the freeze: all before this one.
+    /// The number of units begun since the freeze. All units below this number have begun.
     begun: u64,
-    /// The calls of each cycle that is not done, by the rank's own count of calls.
+    /// For each cycle that is not done, the index of each call in the rank's own count of calls.
     called: BTreeMap<u64, Vec<Option<u64>>>,
 }
 
@@ -78,12 +78,12 @@ impl FrozenCycle {
         self.freeze.epoch
     }
 
-    /// Units begun until it was stopped, since the freeze.
+    /// The number of units begun since the freeze.
     pub(super) fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// The number of the unit that was the first after the freeze.
+    /// The launch number of the first unit after the freeze.
     pub(super) fn number(&self) -> u32 {
         self.freeze.number
     }
@@ -95,7 +95,7 @@ impl FrozenCycle {
         Some(StepPosition { cycle: at / times, step: place.steps[(at % times) as usize] })
     }
 
-    /// Returns the step that the call should be.
+    /// Returns the step that the call must match.
     pub(super) fn expected(&self, call: &Call) -> Option<&Step> {
         Some(&self.freeze.steps[self.spot(call)?.step as usize])
     }
@@ -107,7 +107,7 @@ impl FrozenCycle {
     }
 
     /// Records the rank's `index`-th call. Returns true if it fits. A call does not fit if it is not part of
-    /// the cycle, differs from its step, or is `most` cycles ahead of a call that was left out.
+    /// the cycle, if it differs from its step, or if it is `most` cycles ahead of a call that was left out.
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
         let step = &self.freeze.steps[spot.step as usize];
@@ -122,7 +122,7 @@ impl FrozenCycle {
         true
     }
 
-    /// The next unit, if all its members have been called, with the indices of their calls.
+    /// Returns the next unit with the indices of its calls, if all its members have been called.
     pub(super) fn begin(&mut self) -> Option<(Unit, Vec<u64>)> {
         let complete = self.complete(self.begun)?;
         self.begun += 1;
@@ -154,7 +154,7 @@ impl FrozenCycle {
         members.iter().map(|step| &self.freeze.steps[*step as usize])
     }
 
-    /// A unit, if all its members have been called, with the indices of their calls.
+    /// Returns a unit with the indices of its calls, if all its members have been called.
     pub(super) fn complete(&self, number: u64) -> Option<(Unit, Vec<u64>)> {
         let each = self.freeze.units.len() as u64;
         let cycle = number / each;
@@ -186,7 +186,7 @@ impl FrozenCycle {
         uncalled.map(|(cycle, step)| (&self.freeze.steps[step as usize], self.ordinal(cycle, step))).collect()
     }
 
-    /// The first operation that this rank has not called of the next unit.
+    /// Returns the first operation of the next unit that this rank has not called.
     pub(super) fn missing(&self) -> Option<&Step> {
         let uncalled = self.uncalled(std::iter::once(self.begun));
         uncalled.first().map(|(step, _)| *step)

@@ -1,13 +1,13 @@
-//! Cuts a frozen cycle into units, which are summed together. The units and their order are a function of the
-//! sequence of calls and of where their callers wait.
+//! Cuts a frozen cycle into units. The operations of a unit are summed together. The units and their order
+//! depend only on the sequence of calls and on where their callers wait.
 //!
-//! A unit is one operation, or a bucket: several short sums of one element type and one reduction that travel
-//! as one. Either all sums of a bucket are divided or none is. Long sums are not copied into buckets, and do
-//! not end them: a bucket collects the short sums between them.
+//! A unit is one operation, or a bucket: several short sums of one element type and one reduction that are
+//! sent as one sum. Either all sums of a bucket are divided or none is. Long sums are not copied into buckets
+//! and do not end a bucket: a bucket also collects short sums that are called after a long one.
 //!
-//! No unit has operations from both sides of a wait. If some rank waits for `a` before it calls `b`, the
-//! phase of `a` is lower than that of `b` (`phases`). So an operation that a rank waits for never needs a
-//! later call of that rank.
+//! No unit has operations from both before and after a wait. If some rank waits for `a` before it calls `b`,
+//! the phase of `a` is lower than that of `b` (`phases`). So an operation for which a rank waits never needs
+//! a later call of this rank.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use crate::progress::messages::{Step, Topic, Transfer};
 
 /// The default limit of a bucket's length. On a slow network it is lower.
 pub const BUCKET_BYTES: usize = 1 << 20;
-/// A sum goes into a bucket only if it is no longer than the bucket's limit divided by this: a longer one
-/// gains nothing from being copied.
+/// A sum goes into a bucket only if it is no longer than the bucket's limit divided by this number. A longer
+/// sum would gain nothing from the copy.
 const SHORT_PART: usize = 2;
-/// A bucket ends once the long sums called since it began exceed its limit this many times, so that its
-/// members do not wait for ever.
+/// A bucket ends when the long sums called since its beginning exceed this multiple of its limit, so that its
+/// members do not wait too long.
 const SPAN: usize = 16;
 
 /// A bucket to which operations may still be added.

@@ -2,12 +2,12 @@
 
 use super::messages::ControlMessage;
 
-/// Decodes `bytes` as a control message. A message that can be decoded is the same after it is encoded and
-/// decoded again.
+/// Decodes `bytes` as a control message. If that succeeds, encodes the message, decodes it again and compares
+/// the two.
 ///
 /// # Panics
 ///
-/// If it differs.
+/// If the two messages differ.
 pub fn note(bytes: &[u8]) {
     let write = |note: &ControlMessage| postcard::to_stdvec(note).expect("control messages are plain data");
     let Ok(read) = postcard::from_bytes::<ControlMessage>(bytes) else { return };

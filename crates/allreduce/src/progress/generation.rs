@@ -1,8 +1,8 @@
-//! The generations of an engine: each is the time between two losses of ranks.
+//! The generations of an engine. A generation is the time between two losses of ranks.
 //!
-//! Each generation has a transport, a control star, a placement, an agreement and numbers of calls of its
-//! own. Two things last longer: [`CurrentGeneration`], which the callers hold, and the saved inputs of the operations
-//! that are not done (`kept`).
+//! Each generation has its own transport, control star, placement, agreement and counts of calls. Two things
+//! last longer: [`CurrentGeneration`], which the callers hold, and the saved inputs of the operations that
+//! are not done (`kept`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use crate::progress::shared::Shared;
 /// The change of the ranks by a loss.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The number of losses, with this one.
+    /// The number of losses, including this one.
     pub generation: u64,
     /// This rank's number from now on.
     pub rank: usize,
@@ -27,10 +27,10 @@ pub struct Change {
     pub lost: Vec<usize>,
 }
 
-/// The present generation, as callers see it.
+/// The current generation, as callers see it.
 pub(super) struct CurrentGeneration {
     shared: RwLock<Arc<Shared>>,
-    /// This rank, and the number of losses: asked at every call.
+    /// This rank's number and the number of losses. They are atomics because every call reads them.
     rank: AtomicUsize,
     generation: AtomicU64,
     is_elastic: bool,
@@ -51,7 +51,7 @@ impl CurrentGeneration {
         }
     }
 
-    /// Does `work` when this is rank 0, or becomes it.
+    /// Does `work` now if this rank is rank 0, or when it becomes rank 0.
     pub(super) fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
         self.as_first.lock().push(work);
         self.do_as_first();
@@ -74,12 +74,12 @@ impl CurrentGeneration {
         self.is_elastic
     }
 
-    /// The present generation, which may be replaced at once.
+    /// Returns the current generation. It may be replaced at any time.
     pub(super) fn get(&self) -> Arc<Shared> {
         Arc::clone(&self.shared.read())
     }
 
-    /// Changes since the one of that number.
+    /// Returns the changes without the first `seen`.
     pub(super) fn changes(&self, seen: usize) -> Vec<Change> {
         self.changes.lock().get(seen..).unwrap_or_default().to_vec()
     }
@@ -89,8 +89,8 @@ impl CurrentGeneration {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Replaces the generation `old` by the next one, which gets the operations saved there, and those that
-    /// are still called there.
+    /// Replaces the generation `old` by `next`. `next` gets the operations saved in `old`, and those that are
+    /// still called there.
     pub(super) fn replace(&self, old: &Shared, next: &Arc<Shared>, change: Change) {
         old.fail_waiting();
         let follower = Arc::clone(next);
@@ -103,11 +103,11 @@ impl CurrentGeneration {
             let follows = || Error::bug("a generation of ranks follows one that was to be the last");
             next.end(&old.condition.fatal().unwrap_or_else(follows));
         }
-        // A caller may wait for an operation called before.
+        // A caller may already wait for an operation that was called before the loss.
         next.wait();
         let generation = change.generation;
         self.changes.lock().push(change);
-        // First, for a caller that finds that the loss has been handled.
+        // This is set first, for a caller that finds that the loss has been handled.
         self.rank.store(next.rank, Ordering::Release);
         self.generation.store(generation, Ordering::Release);
         *self.shared.write() = Arc::clone(next);

@@ -1,7 +1,7 @@
 //! The number of jobs that the comm thread has passed to the finishing thread and that are not finished.
 //!
-//! The comm thread finishes a short job itself if this number is 0: then the finishing thread's work has
-//! happened before its own. The number's type is generic for `loom`, as in `transport::meeting`.
+//! The comm thread finishes a short job itself if this number is 0, because all work of the finishing thread
+//! has then happened before. The number's type is generic for `loom`, as in `transport::meeting`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -37,8 +37,8 @@ mod tests {
     use loom::sync::Arc;
     use loom::sync::mpsc::channel;
 
-    /// Loom reports accesses of the cell that no ordering separates. So this fails if either ordering is
-    /// weakened to `Relaxed`.
+    /// Loom reports unordered accesses of the cell. So this test fails if either ordering is weakened to
+    /// `Relaxed`.
     #[test]
     fn the_finishing_threads_work_happens_before_what_the_comm_thread_finishes_itself() {
         loom::model(|| {

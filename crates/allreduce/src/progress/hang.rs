@@ -1,10 +1,10 @@
-//! The end of a process whose MPI library does not return, if no caller can be given the fault.
+//! Ends a process whose MPI library does not return, if no caller can get the fault.
 //!
-//! After a fault the comm thread fails the operations under way, and so their callers hear of it. It cannot
-//! while it is in a call of MPI that never returns: after a reset of a connection Open MPI 4.1 has been seen
-//! to loop in its list of events. A program that only waits for such an operation would wait for ever. So its
-//! process prints the fault and ends. A program that does something else is left alone: its next call returns
-//! the fault, and it may save its work before.
+//! After a fault the comm thread fails the operations under way, and so their callers get the fault. The comm
+//! thread cannot do that while it is in a call of MPI that never returns: after a reset of a connection, Open
+//! MPI 4.1 has looped in its list of events. A program that only waits for such an operation would wait for
+//! ever, so its process prints the fault and ends. A program that does something else is left alone: it may
+//! save its work, and its next call returns the fault.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -14,12 +14,13 @@ use ringpull_base::{notice, timeline, waits};
 use crate::progress::shared::Shared;
 use crate::transport::{messages, open_messages};
 
-/// The time in which the comm thread must fail the operations under way: it looks between any two messages.
+/// The time in which the comm thread must fail the operations under way. It looks for a fault between any two
+/// messages.
 const GRACE: Duration = Duration::from_secs(1);
 /// The interval between two looks.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// The time since which nothing has moved after a fault, and the amount that had moved.
+/// The time since which nothing has moved after a fault, and the bytes that had moved by then.
 #[derive(Default)]
 pub(super) struct HangDetector {
     since: Option<(Instant, u64)>,

@@ -1,4 +1,4 @@
-//! A helper's part in a sum: a job that rank 0 asks for and that no caller submits.
+//! A helper's part in a sum. Rank 0 asks for the job, and no caller submits it.
 
 use std::sync::Arc;
 
@@ -11,11 +11,12 @@ use crate::interpreter::Memory;
 use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Transfer};
 
-/// The number of buffers kept for later sums of their lengths: the number of sums under way at once.
+/// The number of buffers that are kept for later sums of equal length. It is the number of sums under way at
+/// once.
 const MOST_KEPT: usize = 32;
 
-/// Memory of sums that are done. It is as long as the workers' buffers, but only the pages of this helper's
-/// part are ever touched.
+/// The memory of sums that are done. Each buffer is as long as the workers' buffers, but only the pages of
+/// this helper's part are ever touched.
 pub(super) type Rooms = Mutex<Vec<Buffer>>;
 
 /// A helper's part in one sum.
@@ -54,7 +55,7 @@ impl Job for Help {
     fn receive(&mut self, memory: Memory) {
         let mut rooms = self.rooms.lock();
         if rooms.len() == MOST_KEPT {
-            // Its sums may have ended long ago.
+            // The sums of this length may have ended long ago.
             rooms.remove(0);
         }
         rooms.push(memory.into_buffer());

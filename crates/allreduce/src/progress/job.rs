@@ -1,4 +1,4 @@
-//! Jobs: operations between their call and their end.
+//! Jobs. A job is an operation between its call and its end.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
     /// Returns a job that adds zeros, for a call that others have made and this rank has not. Returns an
-    /// error if no job can stand in for it.
+    /// error if no job can be made for it.
     fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Submission>;
 
-    /// Returns the last finished sum of the key, for ranks that have not got it; `None` if there is none.
+    /// Returns the last finished sum of the key, for ranks that lack it, or `None` if there is none.
     fn last_sum(&self, _key: &Key) -> Option<Vec<u8>> {
         None
     }
@@ -33,36 +33,36 @@ pub trait Job: Send {
         Transfer::Alone
     }
 
-    /// Gives away the memory to sum, for [`Transfer::Sum`], on the comm thread. It comes back with the sum by
-    /// [`receive`](Self::receive), but not after a fault.
+    /// Returns the memory to sum, for [`Transfer::Sum`]. Called on the comm thread. The memory comes back
+    /// with the sum by [`receive`](Self::receive), but not after a fault.
     fn lend(&mut self) -> Memory {
         Memory::Nothing
     }
 
-    /// Takes back the memory that `lend` or `advance` has given away, when the transport is done with it.
+    /// Takes back the memory that `lend` or `advance` has passed on, when the transport is done with it.
     fn receive(&mut self, _memory: Memory) {}
 
-    /// Returns the update of this rank's part, a range of the memory to sum in bytes, for a divided
-    /// [`Transfer::Sum`]. Called once, before `lend`, on the comm thread, when no earlier operation of the
-    /// same topic is under way.
+    /// Returns the update of this rank's part, for a divided [`Transfer::Sum`]. `part` is a range of bytes of
+    /// the memory to sum. Called once, before `lend`, on the comm thread, when no earlier operation of this
+    /// topic is under way.
     fn part_update(&mut self, _part: Range<usize>) -> Result<PartUpdate> {
         Err(Error::bug("an operation is divided and has no update"))
     }
 
-    /// Begins the next messages of a job, for [`Transfer::Messages`], on the comm thread. Called again when
-    /// those are done and their memory has been [received](Self::receive). Returns `None` if no message is
-    /// left. It blocks at most until earlier operations of its key are finished.
+    /// Begins the next messages of a job, for [`Transfer::Messages`]. Called on the comm thread, and called
+    /// again when the messages are done and their memory has been [received](Self::receive). Returns `None`
+    /// if no message is left. Blocks at most until earlier operations of the job's key are finished.
     fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<BegunOperation>> {
         Ok(None)
     }
 
-    /// Does the collective part as a whole, for [`Transfer::Alone`], on the comm thread.
+    /// Does the collective part of the job in one call, for [`Transfer::Alone`]. Called on the comm thread.
     fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Err(Error::bug("an operation runs alone that is a sum or sends messages"))
+        Err(Error::bug("an operation that is a sum or sends messages was run alone"))
     }
 
-    /// Returns true if `finish` takes less time than to wake another thread. The comm thread then calls it,
-    /// if no earlier job is left to finish.
+    /// Returns true if `finish` takes less time than it takes to wake another thread. The comm thread then
+    /// calls `finish`, if no earlier job is left to finish.
     fn is_soon_finished(&self) -> bool {
         false
     }
@@ -70,19 +70,19 @@ pub trait Job: Send {
     /// Does the rest of the job on this rank alone, on the finishing thread or the comm thread.
     fn finish(self: Box<Self>) -> Result<()>;
 
-    /// Called instead of `finish` when the job will never be done. Memory that it gave away and has not
+    /// Called instead of `finish` when the job will never be done. Memory that the job has passed on and not
     /// received is leaked already.
     fn fail(self: Box<Self>, fault: &Error);
 
-    /// Prepares the job for a retry by other ranks, without the memory that it gave away. Returns false if
-    /// the job cannot be retried.
+    /// Prepares the job for a retry with other ranks, without the memory that it has passed on. Returns false
+    /// if the job cannot be retried.
     fn again(&mut self) -> bool {
         false
     }
 
     /// Finishes the job with the sum of other ranks that have done the operation.
     fn given(self: Box<Self>, _sum: &[u8]) -> Result<()> {
-        Err(Error::bug("an operation was done elsewhere, and cannot be given"))
+        Err(Error::bug("an operation was done by other ranks, and its job cannot take their sum"))
     }
 }
 
@@ -92,7 +92,7 @@ pub type Check = Box<dyn FnMut(&mut Communicator, &Launch) -> Result<()> + Send>
 /// A job as the engine has it, with the steps around it.
 pub struct Submission {
     pub(super) job: Box<dyn Job>,
-    /// All ranks have one, or none.
+    /// The check before the job. Either all ranks have one or none has.
     pub(super) check: Option<Check>,
     /// The call, if it can be made again in the next generation of ranks.
     pub(super) call: Option<Box<SavedCall>>,
@@ -104,13 +104,13 @@ impl Submission {
         Submission { job: Box::new(job), check: None, call: None }
     }
 
-    /// The same, with a check that comes first if there is one.
+    /// Returns the submission with a check that runs first, if there is one.
     #[must_use]
     pub fn after(self, check: Option<Check>) -> Self {
         Submission { check, ..self }
     }
 
-    /// Returns true if no other operation of all ranks may be under way when it begins.
+    /// Returns true if no other operation of all ranks may be under way when the job begins.
     pub(super) fn is_alone(&self) -> bool {
         self.check.is_some() || self.job.transfer() == Transfer::Alone
     }
@@ -118,7 +118,7 @@ impl Submission {
 
 /// A call of this rank.
 pub(super) struct SavedCall {
-    /// Its place among the calls.
+    /// The call's number among this rank's calls.
     pub(super) place: u64,
     pub(super) topic: Topic,
     pub(super) operation: Operation,
@@ -165,7 +165,8 @@ impl<T: Send> Job for DirectCollective<T> {
     }
 }
 
-/// A barrier that the caller waits for: a sum of one byte, which is there when every rank has come.
+/// A barrier that the caller waits for. It is a sum of one byte, which is done when every rank has called the
+/// barrier.
 pub(super) struct Barrier {
     result: Reply<()>,
 }

@@ -1,7 +1,8 @@
-//! The operations that a generation of ranks saves for the next one: those that were called and are not done.
+//! The operations that a generation of ranks saves for the next one, because they were called and are not
+//! done.
 //!
-//! Each job has its call ([`SavedCall`]) with it, so that it can be called again. The finished operations of
-//! each topic are counted from the start of the job, so that survivors with different counts can be compared
+//! Each job carries its call ([`SavedCall`]), so that it can be called again. The finished operations of each
+//! topic are counted from the start of the job, so that survivors with different counts can be compared
 //! (`renewal`).
 
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ pub(super) struct RetryStore {
 
 enum SavedOperations {
     Kept(Vec<SavedOperation>),
-    /// The saved operations went to the next generation, and so do those that still come.
+    /// The saved operations have been passed to the next generation, and later ones are passed on too.
     Passed(Box<dyn Fn(SavedOperation) + Send>),
     /// The job has ended without a next generation.
     Ended,
@@ -37,13 +38,13 @@ impl RetryStore {
         RetryStore { before, orphans: Mutex::new(SavedOperations::Kept(Vec::new())), called: AtomicU64::new(0) }
     }
 
-    /// Returns the call to save for a retry, with its place among the calls.
+    /// Returns the call to save for a retry, with its number among the calls.
     pub(super) fn call(&self, topic: &Topic, operation: &Operation, terms: &Terms) -> Box<SavedCall> {
         let place = self.called.fetch_add(1, Ordering::Relaxed);
         Box::new(SavedCall { place, topic: topic.clone(), operation: operation.clone(), terms: terms.clone() })
     }
 
-    /// Takes the job, unless it cannot be retried or no job is kept any more.
+    /// Takes the job. Returns it if it cannot be retried, or if no job is kept any more.
     pub(super) fn adopt(&self, mut job: Submission) -> Result<(), Submission> {
         let mut orphans = self.orphans.lock();
         if matches!(*orphans, SavedOperations::Ended) || job.call.is_none() || !job.job.again() {
@@ -53,7 +54,7 @@ impl RetryStore {
         match &mut *orphans {
             SavedOperations::Kept(kept) => kept.push((*call, job)),
             SavedOperations::Passed(next) => next((*call, job)),
-            SavedOperations::Ended => unreachable!("it was looked for"),
+            SavedOperations::Ended => unreachable!("that was checked above"),
         }
         Ok(())
     }
@@ -72,8 +73,8 @@ impl RetryStore {
         kept
     }
 
-    /// Gives the saved operations to `next`, in the order of the calls, and later those that still come.
-    /// Returns false if no saved operations wait for a next generation.
+    /// Passes the saved operations to `next`, in the order of the calls, and later also those that are saved
+    /// after this call. Returns false if no saved operations wait for a next generation.
     pub(super) fn pass(&self, next: Box<dyn Fn(SavedOperation) + Send>) -> bool {
         let mut orphans = self.orphans.lock();
         let SavedOperations::Kept(kept) = &mut *orphans else { return false };

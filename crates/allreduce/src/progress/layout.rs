@@ -1,8 +1,8 @@
 //! The layout of several jobs' memory in a bucket.
 //!
-//! A plain bucket has one job's memory behind another's. In one that is divided each rank owns its part of
-//! every job's memory, as it does if the job travels alone. Such a bucket has the parts that rank 0 owns of
-//! each job, then the parts that rank 1 owns, and so on, so that a rank's part of the bucket is in one piece:
+//! A plain bucket has one job's memory behind another's. In a divided bucket each rank owns a part of every
+//! job's memory, as it does if the job is sent alone. A divided bucket has first rank 0's parts of all jobs,
+//! then rank 1's parts, and so on, so that a rank's part of the bucket is in one piece:
 //!
 //! ```text
 //!   jobs a, b on two ranks:    a of rank 0 | b of rank 0 | a of rank 1 | b of rank 1
@@ -21,7 +21,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout of jobs whose memory has the lengths `lens_bytes`, in elements of `element` bytes.
+    /// Returns the layout of jobs with memory of the lengths `lens_bytes`, in elements of `element` bytes.
     pub(super) fn new(lens_bytes: impl Iterator<Item = usize>, element: usize, owners: usize) -> Self {
         Layout { element, jobs: lens_bytes.map(|len| Parts::even(len / element, owners)).collect(), owners }
     }

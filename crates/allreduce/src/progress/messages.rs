@@ -15,7 +15,7 @@ use ringpull_kernels::optim::Optimizer;
 use crate::communicator::HelpRequest;
 use crate::progress::topic_key::TopicKey;
 
-/// The subject of an operation: calls are counted by it.
+/// The subject of an operation. Calls are counted per topic.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Topic {
     /// A key of the `store`-th store that the process created.
@@ -35,40 +35,39 @@ pub enum Topic {
         comm: u32,
         /// The ranks of its process set; `None` for all ranks of the job.
         set: Option<Vec<usize>>,
-        /// The name that its callers give it. A collective without a name is identified by its place among
-        /// those without one.
+        /// The name that its callers give it. Collectives without a name are identified by their order.
         name: Option<Key>,
     },
-    /// A send or a receive; rank 0 pairs them (`agreement/envelopes.rs`).
+    /// A send or a receive. Rank 0 pairs sends with receives (`agreement/envelopes.rs`).
     Message(Envelope),
 }
 
-/// The identity of a rank's send or receive. Ranks are those of the job.
+/// The identity of a rank's send or receive. Ranks have their numbers in the job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Envelope {
-    /// The number of the communicator, as of a collective.
+    /// The number of the communicator, as for a collective.
     pub comm: u32,
-    /// Its ranks, if they are not all of the job.
+    /// The communicator's ranks, if they are not all ranks of the job.
     pub among: Option<Vec<usize>>,
-    /// The caller's number for it.
+    /// The tag that the caller chose for the message.
     pub tag: u32,
     /// The rank that calls.
     pub rank: usize,
-    /// The other end.
+    /// The peer of the send or the receive.
     pub peer: Peering,
 }
 
-/// The other end of a send or a receive.
+/// The peer of a send or a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Peering {
-    /// The rank that it is sent to.
+    /// A send: the rank that receives.
     To(usize),
-    /// The rank that it comes from; `None` for the rank that sends first.
+    /// A receive: the rank that sends, or `None` for any rank.
     From(Option<usize>),
 }
 
 impl Peering {
-    /// The rank that is named.
+    /// Returns the peer's rank, if it is known.
     pub fn rank(self) -> Option<usize> {
         match self {
             Peering::To(to) => Some(to),
@@ -76,7 +75,7 @@ impl Peering {
         }
     }
 
-    /// Returns the same end by other numbers of the ranks.
+    /// Returns this peer with its rank converted by `number`.
     #[must_use]
     pub fn map(self, number: impl FnOnce(usize) -> usize) -> Self {
         match self {
@@ -110,7 +109,7 @@ impl Topic {
         }
     }
 
-    /// The ranks that call it, if not all.
+    /// Returns the ranks that call the operation, if not all do.
     pub fn set(&self) -> Option<&[usize]> {
         match self {
             Topic::Collective { set, .. } => set.as_deref(),
@@ -119,23 +118,23 @@ impl Topic {
         }
     }
 
-    /// Returns true if it is a receive from whichever rank sends.
+    /// Returns true if the topic is a receive from any rank.
     pub(super) fn is_from_any(&self) -> bool {
         matches!(self, Topic::Message(Envelope { peer: Peering::From(None), .. }))
     }
 
-    /// Returns true if it is a collective with a name of its own.
+    /// Returns true if the topic is a collective with a name.
     pub(super) fn is_named(&self) -> bool {
         matches!(self, Topic::Collective { name: Some(_), .. })
     }
 
-    /// Returns true if calls of it that do not fit together are an error of that one operation alone.
+    /// Returns true if calls that do not fit together fail only this one operation, and not the job.
     pub(super) fn is_collective(&self) -> bool {
         matches!(self, Topic::Collective { .. } | Topic::Message(_))
     }
 
-    /// Returns true if it is of the same communicator as another. All stores of the job count as one
-    /// communicator. Messages share ranks only if their topics are equal.
+    /// Returns true if the topics are of one communicator. All stores of the job count as one communicator.
+    /// Messages share ranks only if their topics are equal.
     pub(super) fn shares_ranks(&self, other: &Topic) -> bool {
         let is_message = [self, other].iter().any(|topic| matches!(topic, Topic::Message(_)));
         if is_message { self == other } else { self.set() == other.set() }
@@ -153,17 +152,17 @@ impl Topic {
     }
 }
 
-/// A job's use of the transport. The same on every rank, except for the priority.
+/// A job's use of the transport. It is the same on every rank, except for the priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transfer {
     /// A collective that runs alone.
     Alone,
-    /// Messages of the job's own choice, which may run beside others.
+    /// Messages that the job chooses itself. They may run beside other operations.
     Messages {
         /// A higher one goes first.
         priority: i32,
     },
-    /// A sum over all ranks, or another reduction, which may run beside others.
+    /// A sum or another reduction over all ranks. It may run beside other operations.
     Sum {
         /// Its element type.
         dtype: DType,
@@ -173,7 +172,7 @@ pub enum Transfer {
         len_bytes: usize,
         /// A higher one goes first.
         priority: i32,
-        /// True if each rank updates the sums of its part before all get them.
+        /// True if each rank updates the sums of its part before all ranks get them.
         is_divided: bool,
     },
 }
@@ -194,12 +193,13 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The operation by which some ranks of a communicator get one of their own.
+    /// Returns the operation by which some ranks of a communicator get their own communicator.
     pub fn split() -> Self {
         Operation::Collective("split".to_owned())
     }
 
-    /// The operation of a send or a receive: the two ends of a message call the same one.
+    /// Returns the operation of a send and of a receive. Sender and receiver of a message call the same
+    /// operation.
     pub fn message() -> Self {
         Operation::Collective("send and recv".to_owned())
     }
@@ -223,7 +223,7 @@ pub struct Sums {
     algorithm: AlgorithmChoice,
     segment_bytes: usize,
     segment_is_fixed: bool,
-    /// The number of updates of a key after which its replicas are compared; 0: never.
+    /// The number of updates of a key after which its replicas are compared. 0 means never.
     pub check_replicas: u64,
     /// True if values are in the memory of devices.
     pub on_devices: bool,
@@ -255,7 +255,8 @@ pub struct Terms {
     pub value: Option<(DType, Arc<[usize]>)>,
     /// The optimizer that applies the sum to the value.
     pub optimizer: Option<Arc<Optimizer>>,
-    /// True if each rank applies the sum to its part alone, and has the states of that part alone.
+    /// True if each rank applies the sum only to its own part, and has the optimizer's states of this part
+    /// only.
     pub is_sharded: bool,
     /// True if an updater applies the sum. Updaters cannot be compared.
     pub has_updater: bool,
@@ -263,7 +264,7 @@ pub struct Terms {
     pub compression: Option<Compression>,
     /// The settings of sums. Only an init has them, so that they are compared once per key.
     pub sums: Option<Sums>,
-    /// All other arguments that must be the same, as text.
+    /// All other arguments that must be the same on every rank, as text.
     pub arguments: String,
 }
 
@@ -307,18 +308,18 @@ impl Call {
 pub struct Launch {
     /// The subject of the operation.
     pub topic: Topic,
-    /// The operation's place among those of the topic.
+    /// The operation's number among those of the topic.
     pub ordinal: u64,
-    /// Its place in the order of launches.
+    /// The operation's number in the order of launches.
     pub number: u32,
-    /// The call, if a rank has joined and needs it to make up a call of its own.
+    /// The call, if a rank has joined and needs it to make its own job.
     pub call: Option<Box<Call>>,
-    /// The rank that sends, for a receive.
+    /// For a receive, the rank that sends.
     pub from: Option<usize>,
 }
 
 impl Launch {
-    /// Returns the rank that sends a message, and the one that receives it; `None` for other topics.
+    /// Returns the rank that sends a message and the rank that receives it, or `None` for other topics.
     pub fn ends(&self) -> Option<[usize; 2]> {
         match &self.topic {
             Topic::Message(Envelope { rank, peer: Peering::To(to), .. }) => Some([*rank, *to]),
@@ -333,7 +334,7 @@ impl Launch {
 pub struct Refusal {
     /// The subject of the operation.
     pub topic: Topic,
-    /// The operation's place among those of the topic.
+    /// The operation's number among those of the topic.
     pub ordinal: u64,
     /// The error that names the difference.
     pub fault: Error,
@@ -344,7 +345,7 @@ pub struct Refusal {
 pub struct Step {
     /// The subject of the operation.
     pub topic: Topic,
-    /// The operation's place among those of the topic, in the first cycle.
+    /// The operation's number among those of the topic, in the first cycle.
     pub ordinal: u64,
     /// The kind of the operation.
     pub operation: Operation,
@@ -359,7 +360,7 @@ pub struct Step {
 pub struct Freeze {
     /// Counts the freezes.
     pub epoch: u32,
-    /// The last operation that was agreed on by itself.
+    /// The last operation that was launched by itself.
     pub last: Launch,
     /// The number of the first unit.
     pub number: u32,
@@ -374,20 +375,20 @@ pub struct Freeze {
 pub struct StoppedCycle {
     /// The epoch of the cycle.
     pub epoch: u32,
-    /// Units begun.
+    /// The number of units begun.
     pub begun: u64,
     /// The first call of the next unit that this rank has not made: the key and the operation.
     pub missing: Option<(Key, Operation)>,
 }
 
-/// The end of a frozen cycle that was stopped: the same unit for every rank.
+/// The end of a frozen cycle that was stopped. All ranks end it at one unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunTo {
     /// The epoch of the cycle.
     pub epoch: u32,
-    /// Units to begin.
+    /// The number of units to begin.
     pub until: u64,
-    /// A rank that has begun them all.
+    /// A rank that has begun all of them.
     pub by: usize,
 }
 
@@ -396,27 +397,28 @@ pub struct RunTo {
 pub enum Order {
     /// An operation may begin.
     Launch(Launch),
-    /// An operation of a communicator fails; no other operation does.
+    /// One operation of a communicator fails.
     Refuse(Refusal),
     /// The sequence of calls is frozen.
     Freeze(Freeze),
-    /// The frozen cycle of this epoch is stopped: report how far you have come.
+    /// The frozen cycle of this epoch is stopped. The rank must report the units that it has begun.
     Stop(u32),
     /// The unit of that cycle at which every rank ends.
     RunTo(RunTo),
-    /// Every rank has joined, this one last.
+    /// Every rank has joined. The number is that of the last rank to join.
     Joined(usize),
-    /// A rank wants to stop: report the first call of `should_stop` at which you can, and return from none
-    /// after that before you know the answer.
+    /// A rank wants to stop. The receiver must report the first call of `should_stop` at which it can stop.
+    /// It must not return from this call or a later one before it knows the answer.
     ReportStop,
     /// All ranks stop at this call of `should_stop`.
     StopAt(u64),
-    /// These names are forgotten. Every rank has made this number of calls of each: later calls count from 0.
+    /// These names are forgotten. Every rank has made this number of calls of each name. Later calls count
+    /// from 0.
     Forget(Vec<(Topic, u64)>),
 }
 
 impl Order {
-    /// Returns true if the order is sent to this rank: an order about a process set concerns only the ranks
+    /// Returns true if the order is sent to this rank. An order about a process set concerns only the ranks
     /// of the set.
     pub fn concerns(&self, rank: usize) -> bool {
         let (Order::Launch(Launch { topic, .. }) | Order::Refuse(Refusal { topic, .. })) = self else { return true };
@@ -427,7 +429,7 @@ impl Order {
 /// A report that a rank has waited long for a unit of a frozen cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overdue {
-    /// True if the unit has begun on that rank, and makes no progress.
+    /// True if the unit has begun on the reporting rank and makes no progress.
     pub has_begun: bool,
     /// The time that it has waited, in seconds.
     pub waited_s: f64,
@@ -436,11 +438,11 @@ pub struct Overdue {
 /// A report that a rank waits in a call for an operation that cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stuck {
-    /// The number of orders of rank 0 that it had received.
+    /// The number of orders of rank 0 that the rank has received.
     pub orders: u64,
-    /// True if something that it has called has begun, and may wait for data.
+    /// True if an operation that the rank has called has begun, so that it may wait for data.
     pub has_begun: bool,
-    /// The place in its program where it waits, if that is known.
+    /// The place in the rank's program where it waits, if that is known.
     pub site: Option<String>,
 }
 
@@ -461,34 +463,36 @@ pub(super) enum ControlMessage {
     /// From rank 0.
     Order(Order),
     Failed(Error),
-    /// This rank makes no more calls, and this is its progress in a frozen cycle.
+    /// This rank makes no more calls. Its progress in a frozen cycle comes with the message.
     Leaving(Option<StoppedCycle>),
-    /// To rank 0: this rank is leaving, and all that it has called is done.
+    /// To rank 0: this rank is leaving, and all its operations are done.
     Done,
     /// From rank 0: every rank is done.
     Ending,
     /// A heartbeat.
     Alive,
-    /// The error that this rank would end with, if it ended now: its last call failed.
+    /// The error with which this rank would end if it ended now, because its last call has failed. `None`
+    /// withdraws it.
     Failing(Option<String>),
-    /// To rank 0: this rank waits in a call for an operation that cannot begin, or no longer does.
+    /// To rank 0: this rank waits in a call for an operation that cannot begin. `None`: it no longer waits.
     Stuck(Option<Stuck>),
-    /// To rank 0: messages of MPI are under way here, and none has moved for a while; or they move again.
+    /// To rank 0: messages of MPI are under way on this rank, and none has moved for a while (true), or they
+    /// move again (false).
     DataStill(bool),
-    /// From rank 0: other ranks wait for this one; where is its program?
+    /// From rank 0: other ranks wait for this rank, so it must report the place of its program.
     Where,
     /// To rank 0: the place of this rank's program.
     At(String),
-    /// A request for the receiver's state, from rank 0, or to it from a rank that received SIGUSR1. The
-    /// answer has the same number.
+    /// A request for the receiver's state, from rank 0. Or a request to rank 0 for all states, from a rank
+    /// that received SIGUSR1. The answer has the same number.
     Describe(u32),
     /// To rank 0: the answer to `Describe`.
     Described(u32, Box<RankStatus>),
     /// From rank 0: the state of all ranks, in lines.
     Everybody(String),
-    /// A request for rank 0's time, with the asker's own.
+    /// A request for rank 0's time, with the time of the rank that asks.
     Asked(u64),
-    /// The asker's time, and rank 0's.
+    /// The answer: the time of the rank that asked, and rank 0's time.
     Answered(u64, u64),
     /// To rank 0: this rank has forgotten the names.
     Forgot,
@@ -496,13 +500,13 @@ pub(super) enum ControlMessage {
     StopFrom(u64),
     /// From rank 0 to a helper: take part in this sum.
     Help(HelpRequest),
-    /// From rank 0, or to it: nothing was heard from these ranks for `RINGPULL_SILENCE`, and the others go on
-    /// without them.
+    /// From rank 0 or to rank 0: these ranks were silent for `RINGPULL_SILENCE`, and the others go on without
+    /// them.
     Silent(Vec<usize>),
 }
 
 impl ControlMessage {
-    /// Returns true if it is about an operation, and not about the state of a process.
+    /// Returns true if the message is about an operation, and not about the state of a process.
     pub(super) fn is_counted(&self) -> bool {
         matches!(
             self,
@@ -516,7 +520,7 @@ impl ControlMessage {
         )
     }
 
-    /// Returns true if a helper sends it. A helper calls nothing, and nobody waits for its calls.
+    /// Returns true if helpers send this message too. A helper calls nothing, and nobody waits for its calls.
     pub(super) fn is_of_a_helper(&self) -> bool {
         matches!(
             self,

@@ -8,15 +8,16 @@
 //! - [`job`]: an operation between its call and its end, and its stand-in on a rank that has joined;
 //!   `layout` (pure): the layout of several jobs' memory in one bucket; [`Script`]: a job of several collectives;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
-//!   the collectives. One applies updates, and does other work on finished sums that takes long. One
-//!   (`watcher`) receives the messages of the control star, notices faults and spreads them. `shared` is
-//!   their common state; `condition` the job's, with the rank's presence; `changes` wakes who waits for a
-//!   change. `standstill` finds out if this rank waits for an operation that cannot begin; `status` collects
-//!   the state of every rank (`answers`, `under_way`); `stopping` stops all ranks at the same step;
+//!   the collectives. One applies updates, and does other long work on finished sums. One (`watcher`)
+//!   receives the messages of the control star, notices faults and spreads them. `shared` is their common
+//!   state; `condition` is the job's condition and the rank's presence; `changes` wakes threads that wait for
+//!   a change. `standstill` finds out if this rank waits for an operation that cannot begin; `status`
+//!   collects the state of every rank (`answers`, `under_way`); `stopping` stops all ranks at the same step;
 //! - `generation`: the ranks between two losses; `kept`: the operations saved for a retry; `renewal`: leads
 //!   from one generation to the next; `connected`: the ranks of a transport, and their successors;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
-//!   `termination`: the report of a rank that its launcher ends; `hang`: its end if MPI does not return.
+//!   `termination`: the report of a rank that its launcher ends; `hang`: the end of a rank if MPI does not
+//!   return.
 
 pub mod agreement;
 mod answer;

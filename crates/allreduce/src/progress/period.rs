@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::progress::messages::{Call, Operation, Topic};
 
-/// The number of calls that are remembered at most; a cycle longer than a fraction of it is never found.
+/// The greatest number of calls that are remembered. A cycle that is longer than a fraction of this number is
+/// never found.
 const MEMORY: usize = 1 << 16;
 
 /// One rank's calls, as numbers that stand for their identities.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Sequence {
-    /// The number of each call, by the encoded properties that it shares with the same call in the next step.
+    /// The number of each call. The key is the encoding of the properties that the call has in every step.
     known: BTreeMap<Vec<u8>, u32>,
     next: u32,
     /// The numbers of barriers.
@@ -20,7 +21,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Records a call, unless it is one that never repeats. Returns true if it was recorded.
+    /// Records a call, unless it is of a kind that never repeats. Returns true if it was recorded.
     pub(super) fn push(&mut self, call: &Call) -> bool {
         if call.operation == Operation::Init || call.operation == Operation::split() {
             return false;
@@ -43,10 +44,11 @@ impl Sequence {
         true
     }
 
-    /// Returns the length of the shortest period of which the last `times` repetitions are the end of the
-    /// sequence. A call that came more than once lately must be part of the period: three pushes of one key
-    /// in a row are no cycle of a program that pushes other keys, too. A period of barriers alone does not
-    /// count, as of one at the end of a step and one at the beginning of the next: it would save nothing.
+    /// Returns the length of the shortest period whose `times` repetitions are the end of the sequence. A
+    /// call that came more than once lately must be part of the period: three pushes of one key in a row are
+    /// no cycle of a program that also pushes other keys. A period that consists only of barriers does not
+    /// count, because it would save nothing. An example are a barrier at the end of a step and a barrier at
+    /// the beginning of the next.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let calls = &self.calls;
         (1..=calls.len() / times).find(|period| {

@@ -1,14 +1,14 @@
-//! The phases of a cycle: they separate operations between which some rank waits.
+//! The phases of a cycle. They separate operations between which some rank waits.
 
 use std::collections::BTreeSet;
 
-/// The phase of each of `len` operations. If some rank waits after it has called `a` and before it calls `b`,
-/// the phase of `a` is lower than that of `b`. `ranks` has each rank's calls in their order, cut wherever it
-/// waits.
+/// Returns the phase of each of `len` operations. If some rank waits after it has called `a` and before it
+/// calls `b`, the phase of `a` is lower than that of `b`. `ranks` has each rank's calls in their order, cut
+/// wherever the rank waits.
 ///
 /// A phase is as low as possible: it is the number of waits in the longest chain that leads to the operation.
 /// Kahn's algorithm finds it in time linear in the calls. If ranks wait for each other's operations in a
-/// cycle, the operation with the fewest waits before it goes first, and only those waits are ignored.
+/// circle, the operation with the fewest waits before it goes first, and only these waits are ignored.
 pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
     let mut nodes: Vec<GraphNode> = Vec::new();
     nodes.resize_with(len, GraphNode::default);
@@ -38,7 +38,7 @@ pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
             nodes[done].is_done = true;
             let GraphNode { phase, is_wait, .. } = nodes[done];
             for next in std::mem::take(&mut nodes[done].before) {
-                // An operation called before a wait is a phase below one that is called after it.
+                // An operation called before a wait is one phase below an operation called after it.
                 let least = if is_wait { phase } else { phase + 1 };
                 let node = &mut nodes[next];
                 node.awaits -= 1;
@@ -64,7 +64,7 @@ struct GraphNode {
     phase: u64,
     /// The number of nodes before this one that are not done.
     awaits: usize,
-    /// The nodes that come after this one.
+    /// The nodes that this node precedes.
     before: Vec<usize>,
     is_done: bool,
 }
@@ -86,7 +86,8 @@ mod tests {
 
     #[test]
     fn waits_of_different_ranks_do_not_cancel_each_other() {
-        // The one waits for 0 before 1, the other for 2 before 0, after 1: 0 still comes before 1.
+        // One rank waits between 0 and 1. The other rank calls 2, waits, and calls 0, and 1 comes before
+        // that. Operation 0 still goes before 1.
         let (one, other) = (vec![vec![2, 0], vec![1]], vec![vec![2], vec![0]]);
         let found = phases(3, &[one, other]);
         assert!(found[2] < found[0] && found[0] < found[1], "{found:?}");

@@ -1,7 +1,8 @@
-//! The one engine over MPI that a process can have: made by its first store, ended when the process exits.
+//! The one engine over MPI that a process can have. The process's first store makes it, and it ends when the
+//! process exits.
 //!
 //! MPI is initialised and finalised once in a process, so stores share an engine, and it lives until `exit`.
-//! A launcher that has lost a rank sends SIGTERM to the others: `termination`.
+//! A launcher that has lost a rank sends SIGTERM to the others, which `termination` handles.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -27,12 +28,12 @@ use crate::transport::{Connections, Transport, has_ulfm, identity, mpi_library};
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
 /// This process's engine over all ranks of its MPI job. The first call is collective. Returns an error if
-/// `config` requires sums in another way than the existing engine's. The MPI library is to send up to
-/// `eager_bytes` without asking, the same on every rank: it writes past the end of a receiver's memory that
-/// is prepared for less. `None` leaves it its own limit.
+/// `config` requires sums in another way than the existing engine does them. The MPI library sends up to
+/// `eager_bytes` without asking the receiver, or up to its own limit with `None`. The limit must be the same
+/// on every rank: the library writes past the end of a receiver's memory that is prepared for less.
 ///
-/// In a helper it does not return but for an error: the helper takes part in the sums of its job, and the
-/// process exits when the others are done, as MXNet's servers do.
+/// In a helper it returns only with an error: the helper takes part in the sums of its job, and the process
+/// exits when the others are done, as MXNet's servers do.
 pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     if config::is_helper() {
         serve(config, eager_bytes)?;
@@ -41,8 +42,8 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
     start(config, eager_bytes)
 }
 
-/// Takes part in the sums of this helper's job until the others are done. Blocks. MPI is finalised then, also
-/// if the program has initialised it: the process is to exit.
+/// Takes part in the sums of this helper's job until the others are done. Blocks. Then finalises MPI, even if
+/// the program has initialised it, because the process is to exit.
 pub fn serve(config: &Config, eager_bytes: Option<usize>) -> Result<()> {
     start(config, eager_bytes)?.serve()?;
     crate::transport::mpi::finalise();
@@ -50,10 +51,11 @@ pub fn serve(config: &Config, eager_bytes: Option<usize>) -> Result<()> {
 }
 
 fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
-    /// True if a call was interrupted while MPI started. MPI goes on by itself then, and cannot begin again.
+    /// True while MPI starts, and afterwards if the call was interrupted. MPI then goes on starting by
+    /// itself, and cannot start again.
     static STARTING: Mutex<bool> = Mutex::new(false);
     static OWNER: OnceLock<Process> = OnceLock::new();
-    // MPI is initialised once, and a child of the process that has it cannot have another.
+    // MPI is initialised once, and a forked child of its process cannot initialise it again.
     OWNER.get_or_init(Process::this).check("MPI")?;
     let mut was_interrupted = STARTING.lock();
     if let Some(engine) = ENGINE.get() {
@@ -61,7 +63,7 @@ fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
         if *engine.sums() != wanted {
             return Err(Error::argument(
                 format!("this process sums {}, but another store requires sums {wanted}", engine.sums()),
-                "stores of one process share the way they sum: create all with the same settings",
+                "all stores of a process sum in one way: create all with the same settings",
             ));
         }
         return Ok(Arc::clone(engine));
@@ -75,7 +77,7 @@ fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     if *was_interrupted {
         return Err(Error::KindUnavailable {
             kind: Kind::DistSyncMpi.to_string(),
-            reason: "a signal interrupted the call that started MPI, which can start only once".to_owned(),
+            reason: "a signal interrupted the call that started MPI, and MPI can start only once".to_owned(),
             remedy: "start the program again".to_owned(),
         });
     }
@@ -121,13 +123,13 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
     })
 }
 
-/// Explains why a job that was set to go on without lost ranks will not.
+/// Explains why a job that is set to go on without lost ranks cannot do so.
 fn not_elastic(mpi: &Mpi) -> String {
     let library = mpi.name();
     let why = if !mpi.is_initialised_here() {
-        "the program has initialised MPI itself, and create() has to".to_owned()
+        "the program has initialised MPI itself, and create() must do it".to_owned()
     } else if has_ulfm() {
-        format!("this mpirun ends the job with a rank, unless {library} is started by `mpirun --with-ft ulfm`")
+        format!("this mpirun ends the job when a rank ends, unless {library} is started by `mpirun --with-ft ulfm`")
     } else {
         format!("{library} cannot go on without a rank; Open MPI 5 can, under `mpirun --with-ft ulfm`")
     };
@@ -136,8 +138,8 @@ fn not_elastic(mpi: &Mpi) -> String {
     )
 }
 
-/// Connects the ranks of a job that goes on without lost ones. `ranks` are their numbers before. A rank that
-/// is lost meanwhile is left out.
+/// Connects the surviving ranks of a job that goes on without lost ranks. `ranks` has their numbers in the
+/// generation before. A rank that is lost meanwhile is left out.
 fn without_the_lost(
     mut mpi: Mpi,
     mut ranks: Vec<usize>,
@@ -155,7 +157,7 @@ fn without_the_lost(
                 };
                 let sever = Arc::new(move |ranks: &[usize]| ends.sever(ranks));
                 let succession = Some(Succession { ranks, among, next: Box::new(next), sever });
-                // MPI is not finalised: it would wait without end for a rank that is lost meanwhile.
+                // MPI is not finalised, because it would wait for ever for a rank that is lost meanwhile.
                 let finalise = Box::new(|| ());
                 let transport = Box::new(mpi);
                 return Ok(ReadyTransport { transport, control, helpers: 0, finalise, succession });
@@ -163,24 +165,24 @@ fn without_the_lost(
             Err(cause) => {
                 let (next, left) = heritage.successor(LEARNING).unwrap_or(Err(cause))?;
                 ranks = left.into_iter().map(|rank| ranks[rank]).collect();
-                // The library may still use its messages.
+                // The library may still use the messages of the old communicator.
                 std::mem::forget(std::mem::replace(&mut mpi, next));
             }
         }
     }
 }
 
-/// The addresses at which a rank can be reached, and those at which it is reached already.
+/// The addresses at which a rank can be reached, and the addresses of its existing connections.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct RankAddresses {
-    /// Rank 0's.
+    /// Rank 0's invitation to the control star.
     invitation: String,
     ends: BTreeSet<SocketAddr>,
 }
 
-/// Connects the control star of the present ranks, by messages alone. Blocks; collective.
+/// Connects the control star of the current ranks, using messages only. Blocks; collective.
 fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Control, Connections)> {
-    /// The longest invitation, and the longest address as it is sent.
+    /// The greatest length of an encoded invitation, and of an encoded address.
     const INVITATION_BYTES: usize = 4096;
     const END_BYTES: usize = 32;
     let (rank, size) = (mpi.rank(), mpi.size());
@@ -190,7 +192,7 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
     let is_local = Introduction::share_a_network(&ranks);
     let hub = if rank == 0 { Some(Hub::listen(is_local)?) } else { None };
     let invitation = hub.as_ref().map_or(Ok(String::new()), Hub::invitation)?;
-    // Every rank has a connection to every other by now, and few to anybody else.
+    // By now every rank has a connection to every other rank, and few connections to anybody else.
     let most = 2 * size + 32;
     let ends = Connections::own().into_iter().take(most).collect();
     let mut own = postcard::to_stdvec(&RankAddresses { invitation, ends }).expect("plain data");
@@ -214,13 +216,13 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Introduction {
-    /// The settings that all must have alike. Segments have one length, as no rank may get a message longer
-    /// than its library has prepared for.
+    /// The settings that must be equal on all ranks. They include the length of segments, because no rank may
+    /// get a longer message than its library has prepared for.
     settings: AlikeValues,
-    /// The length of a segment, which a program may set without naming it.
+    /// The length of a segment, which a program may also set in a `Config`.
     segment_bytes: u64,
     network: u64,
-    /// 1 for a rank that only reduces.
+    /// 1 for a helper, which only reduces.
     is_helper: u64,
     /// 1 if the job is to go on without lost ranks.
     is_elastic: u64,
@@ -245,7 +247,7 @@ impl Introduction {
         Ok(ranks)
     }
 
-    /// Returns the same error on every rank if they cannot work together.
+    /// Returns an error, the same on every rank, if the ranks cannot work together.
     fn check(ranks: &[Self]) -> Result<()> {
         let helpers = ranks.iter().filter(|rank| rank.is_helper == 1).count();
         if helpers > 0 && ranks.iter().any(|rank| rank.is_elastic == 1) {

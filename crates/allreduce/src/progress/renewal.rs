@@ -1,18 +1,19 @@
-//! Leads from one generation of ranks to the next: survivors with different progress are brought to the same
-//! operations, and operations that none of them has done are retried.
+//! Leads from one generation of ranks to the next. Survivors with different progress are brought to the same
+//! operations, and operations that no survivor has done are retried.
 //!
 //! 1. The transport and the control star are connected again over the survivors (`Succession`), and the
 //!    placement, the schedules, the agreement and the threads are made anew. The measured model is kept.
 //! 2. Every rank sends to all others the number of operations of each topic that it has done.
-//! 3. An operation that some rank has done counts, including the lost rank's contribution to it. Ranks that
-//!    lack it get its sum from the lowest rank that has it, and update their value by it as they would have.
+//! 3. An operation that some rank has done counts as done, including the lost rank's contribution. Ranks that
+//!    lack it get the sum from the lowest rank that has it, and update their value with this sum as usual.
 //! 4. An operation that no rank has done is called again by the survivors, in the order of each rank's calls.
 //!
-//! If another rank is lost meanwhile, all of that begins again over the survivors of that loss. Ranks that
-//! have come further have then only done more.
+//! If another rank is lost meanwhile, all steps begin again over the survivors of that loss. Ranks that got
+//! further in these steps have only done more operations.
 //!
-//! A rank may be lost while some ranks still start and others have started. So all ranks begin alike, after a
-//! loss and without one. Each reports which of the two it does, and those that start have done nothing.
+//! A rank may be lost while some ranks still start and others have started. So ranks that start and ranks
+//! that go on after a loss begin in the same way. Each reports whether it starts or goes on. A rank that
+//! starts has done no operations.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +43,7 @@ use crate::transport::control::{Control, Event};
 pub(super) const COMM: &str = "ringpull-comm";
 pub(super) const FINISH: &str = "ringpull-finish";
 
-/// The ranks between two losses, as the comm thread has them.
+/// A generation of ranks, as the comm thread sees it.
 pub(super) struct Generation {
     pub(super) shared: Arc<Shared>,
     communicator: Communicator,
@@ -53,7 +54,7 @@ pub(super) struct Generation {
     finalise: Box<dyn FnOnce()>,
 }
 
-/// Ranks that are connected and can talk.
+/// Ranks that are connected and can exchange messages.
 pub(super) struct ReadyRanks {
     pub(super) communicator: Communicator,
     pub(super) control: Control,
@@ -62,7 +63,7 @@ pub(super) struct ReadyRanks {
     pub(super) finalise: Box<dyn FnOnce()>,
 }
 
-/// A generation that was ended by a loss, for the one that follows.
+/// A generation that was ended by a loss, as the next generation needs it.
 pub(super) struct EndedGeneration<'a> {
     shared: &'a Shared,
     generation: u64,
@@ -72,15 +73,15 @@ pub(super) struct EndedGeneration<'a> {
 /// The state in which a generation begins.
 #[derive(Default)]
 pub(super) struct GenerationStart {
-    /// The numbers that its ranks had when they began to connect.
+    /// The numbers that the ranks had when they began to connect.
     ranks: Vec<usize>,
     number: u64,
     /// The number of operations of each topic that are done.
     done: BTreeMap<Topic, u64>,
 }
 
-/// Makes a communicator of connected ranks, and brings survivors of a loss to the same operations. A rank
-/// without `before` starts. If a rank is lost meanwhile, begins again without it.
+/// Makes a communicator of connected ranks, and brings survivors of a loss to the same operations. `before`
+/// is `None` on a rank that starts. If a rank is lost meanwhile, begins again without it.
 pub(super) fn ready(
     mut connected: ReadyTransport,
     config: &Config,
@@ -95,7 +96,7 @@ pub(super) fn ready(
         let ReadyTransport { transport, control, helpers, finalise, succession } = connected;
         let stop = Arc::new(AtomicBool::new(false));
         if succession.is_some() {
-            // MPI may tell the others of a loss, and not this rank, which would wait for them.
+            // MPI may report a loss to the others but not to this rank, which would then wait for them.
             control.stop_on_loss(Some(&stop));
         }
         let made = Communicator::new(transport, helpers, config, Arc::clone(&stop)).and_then(|mut communicator| {
@@ -127,7 +128,7 @@ pub(super) fn ready(
             }
             (Err(cause), Some(succession)) if is_loss(&cause) => {
                 let (rank, events) = (control.rank(), control.events().clone());
-                // First, so that the others know.
+                // This comes first, so that the others know of it.
                 end_later(control);
                 connected = (succession.next)(&cause)?;
                 if let Some(succession) = &connected.succession {
@@ -145,8 +146,8 @@ pub(super) fn ready(
     }
 }
 
-/// Does the first steps of all ranks of a job that goes on after losses, both of those that start and of
-/// those that go on. Collective.
+/// Does the first steps of all ranks of a job that goes on after losses, on ranks that start and on ranks
+/// that go on. Collective.
 fn begin_alike(
     communicator: &mut Communicator,
     config: &Config,
@@ -172,8 +173,9 @@ fn begin_alike(
     bring_level(before, ranks[communicator.rank()], communicator)
 }
 
-/// Returns true if ranks that have begun have heard nothing from this one, `rank` of `size` in their star,
-/// and gone on without it. They have reported that on the star before they ended the connections to it.
+/// Returns true if ranks that have begun have gone on without this rank (`rank` of `size` in their star),
+/// because they heard nothing from it. They have reported that on the star before they ended their
+/// connections to this rank.
 fn is_given_up(rank: usize, size: usize, events: &Receiver<Event>) -> bool {
     let until = Instant::now() + LEARNING;
     while let Ok(event) = events.recv_deadline(until) {
@@ -188,7 +190,7 @@ fn is_given_up(rank: usize, size: usize, events: &Receiver<Event>) -> bool {
     false
 }
 
-/// Drops a value whose drop may take long, on a thread of its own.
+/// Drops a value on a separate thread, because that may take long.
 fn end_later(what: impl Send + 'static) {
     drop(std::thread::Builder::new().name("ringpull-end".to_owned()).spawn(move || drop(what)));
 }
@@ -242,8 +244,8 @@ impl Generation {
     }
 }
 
-/// The finishing thread: does the work that takes long. Ends, and reports it, when the comm thread has run
-/// every job and all of them are finished.
+/// Does the long work, as the finishing thread. Ends when the comm thread has run every job and all jobs are
+/// finished, and reports its end.
 fn finish(shared: &Shared, finished: &mpsc::Receiver<Submission>) {
     let _guard = AbortOnPanic;
     finished.iter().for_each(|job| shared.finish(job));
@@ -252,7 +254,7 @@ fn finish(shared: &Shared, finished: &mpsc::Receiver<Submission>) {
     }
 }
 
-/// Starts the control thread, which ends by itself when the last owner of `shared` is gone; it is not joined.
+/// Starts the control thread. It ends by itself when the last owner of `shared` is gone, and is not joined.
 fn watch(shared: &Arc<Shared>, config: &Config, comm: &Communicator, notes: Receiver<ControlMessage>) -> Result<()> {
     let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
     let (watching, mut watcher) =
@@ -268,8 +270,9 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
     builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
 }
 
-/// Returns when all ranks are done, or there was a fault, if this rank has left: until then the survivors of
-/// a loss may need it. A rank whose program fails does not wait, and the others do not wait for it.
+/// If this rank has left, waits until all ranks are done or there was a fault, because the survivors of a
+/// loss may need this rank until then. A rank whose program fails does not wait, and the others do not wait
+/// for it.
 fn wait_for_all(shared: &Shared) {
     let condition = &shared.condition;
     condition.changes.until(|_| !condition.is_well() || condition.is_closing() || condition.is_failing());
@@ -299,10 +302,11 @@ fn renew(
 struct ProgressReport {
     generation: u64,
     done: Vec<(Topic, u64)>,
-    /// Its number before, and the errors that others would end with, as far as it knows them.
+    /// The rank's number in the generation before, and the errors with which other ranks would end, as far as
+    /// it knows them.
     rank: usize,
     reasons: Vec<(usize, String)>,
-    /// The error for which it cannot go on without the lost rank.
+    /// The error that keeps it from going on without the lost rank.
     cannot: Option<Error>,
 }
 
@@ -327,9 +331,9 @@ impl ProgressReport {
 /// The sums of some topics.
 type SumsByTopic = Vec<(Topic, Vec<u8>)>;
 
-/// Gives every rank the sums of the operations that some rank has done. A rank that starts, of the number
-/// `rank`, has done nothing. The next generation's number is above all before it: a rank may have come
-/// through a loss that another has not.
+/// Gives every rank the sums of the operations that some rank has done. A rank that starts has done nothing;
+/// `rank` is its number. The next generation's number is above those of all ranks, because some ranks may
+/// have gone on after a loss that others have not seen.
 fn bring_level(
     before: Option<&EndedGeneration<'_>>,
     rank: usize,
@@ -340,7 +344,7 @@ fn bring_level(
     if let Some(EndedGeneration { shared, .. }) = before {
         check_quorum(shared, &all)?;
     }
-    // A program that has ended with an error does not count as a loss.
+    // A rank whose program has ended with an error does not count as lost.
     let is_here = |rank: usize| all.iter().any(|account| account.rank == rank);
     if let Some((lost, why)) = all.iter().flat_map(|account| &account.reasons).find(|(rank, _)| !is_here(*rank)) {
         let (peer, ranks, why) = (format!("rank {lost}"), vec![*lost], why.clone());
@@ -372,9 +376,9 @@ fn bring_level(
         let own_rank = communicator.rank();
         let last_sum = |topic: &Topic| match before {
             Some(before) => before.shared.last_sum(topic),
-            None => Err(Error::bug(format!("a rank that starts is asked for the sum of {}", topic.key()))),
+            None => Err(Error::bug(format!("a rank that has done nothing was asked for the sum of {}", topic.key()))),
         };
-        // Every rank gets an error of any, and none waits for one that has it.
+        // Every rank gets the error of any rank, so no rank waits for a rank that has failed.
         let given: Result<SumsByTopic> = lacking
             .iter()
             .filter(|(_, rank, _)| *rank == own_rank)
@@ -390,7 +394,7 @@ fn bring_level(
                 (lacks, _) => Err(Error::bug(format!("{lacks} operations on {} are done elsewhere", topic.key()))),
             }
         });
-        // An update may fail on one rank alone.
+        // An update may fail on only one rank.
         let all: Vec<Result<()>> = gather(communicator, &taken)?;
         if let Err(cause) = all.into_iter().collect::<Result<()>>() {
             return fail_together(communicator, cause);
@@ -401,14 +405,14 @@ fn bring_level(
     Ok(GenerationStart { number, done, ranks: Vec::new() })
 }
 
-/// Fails with an error that every rank finds in the values that it has gathered, once all have gathered them.
-/// To a rank that still gathers, a rank that has ended is a loss, after which it would go on. Collective.
+/// Fails with an error that every rank finds in the gathered values, after all ranks have gathered them. A
+/// rank that still gathers would take the end of another rank for a loss, and go on without it. Collective.
 fn fail_together<T>(communicator: &mut Communicator, cause: Error) -> Result<T> {
     drop(gather(communicator, &()));
     Err(cause)
 }
 
-/// Returns the number of operations of each topic that this rank has done, of those that can be retried.
+/// Returns, for each topic, the number of operations that this rank has done and that can be retried.
 fn done_here(shared: &Shared, elastic: &RetryStore) -> BTreeMap<Topic, u64> {
     let calls = shared.calls.lock();
     shared.fail_waiting();
@@ -426,7 +430,7 @@ fn done_here(shared: &Shared, elastic: &RetryStore) -> BTreeMap<Topic, u64> {
     done
 }
 
-/// Finishes the first operation of a topic that is not done here by the sum that other ranks have.
+/// Finishes the first operation of a topic that this rank has not done, with the sum that other ranks have.
 fn take(elastic: &RetryStore, topic: &Topic, sum: &[u8]) -> Result<()> {
     let orphan = elastic.with(|orphans| {
         let of_topic = (0..orphans.len()).filter(|at| orphans[*at].0.topic == *topic);
@@ -439,10 +443,10 @@ fn take(elastic: &RetryStore, topic: &Topic, sum: &[u8]) -> Result<()> {
     }
 }
 
-/// Checks that this part of the ranks may go on. If parts of the ranks live and do not hear each other, only
-/// one may: the larger one, or that of rank 0. A rank whose process has ended is no such part. Others that
-/// live may have ended the connections to this one: they have reported that on the control star, and there is
-/// time to read it.
+/// Checks that the ranks that this rank can reach may go on. If groups of ranks are alive and do not hear
+/// each other, only one may go on: the larger group, or rank 0's if they are equal. A rank whose process has
+/// ended is in no group. Other live ranks may have ended their connections to this rank. They have reported
+/// that on the control star, and there is time to read it.
 fn check_quorum(shared: &Shared, left: &[ProgressReport]) -> Result<()> {
     let ranks: Vec<usize> = left.iter().map(|account| account.rank).collect();
     if is_enough(&ranks, shared.size) {
@@ -465,7 +469,7 @@ fn check_complete(shared: &Shared) -> Result<()> {
     stores.iter().try_for_each(|store| store.check_complete())
 }
 
-/// Returns the values that all ranks pass. Collective.
+/// Returns the `own` values of all ranks. Collective.
 fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(comm: &mut Communicator, own: &T) -> Result<Vec<T>> {
     let bytes = postcard::to_stdvec(own).expect("plain data");
     let lens = comm.gather_word(bytes.len() as u64, 0)?;
@@ -497,7 +501,7 @@ mod tests {
         assert!(is_given_up_by(vec![word(&[2])]));
         assert!(is_given_up_by(vec![word(&[3]), word(&[2, 3]), gone()]));
         assert!(!is_given_up_by(vec![word(&[3]), gone()]));
-        // The larger part goes on, whatever the others have said.
+        // The larger group goes on, whatever the others have reported.
         assert!(!is_given_up_by(vec![word(&[1, 2, 3])]));
     }
 }

@@ -1,11 +1,12 @@
-//! The operations left to begin after a frozen cycle was stopped: its units up to the furthest rank's, then
-//! the launches that follow.
+//! The operations that are left to begin after a frozen cycle was stopped. They are the cycle's units up to
+//! the last one of the furthest rank, and then the launches that follow.
 //!
-//! Sums that progress beside others may begin in any order, so some go ahead of a sum that this rank has not
-//! called yet: few enough that there is room for it, and for all of them in memory that ranks share. An
-//! operation that runs alone keeps its place. Another rank that runs it begins nothing later, and waits for
-//! the operations that it began before. So nothing passes such an operation, and it passes nothing. Nor does
-//! an operation pass an earlier one of its key, whose value would replace that of the later one.
+//! Sums that progress beside others may begin in any order. So some sums go ahead of a sum that this rank has
+//! not called yet. Their number is limited so that there is room for that sum, and for all of them in memory
+//! that ranks share. An operation that runs alone keeps its place. Another rank that runs it begins nothing
+//! later, and waits for the operations that it began before. So nothing passes such an operation, and it
+//! passes nothing. No operation passes an earlier operation of its key either, because the earlier value
+//! would then replace the later one.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -30,7 +31,7 @@ struct QueueEntry {
     is_alone: bool,
 }
 
-/// A queue whose first entry is one that cannot begin yet; an entry that has begun leaves a gap.
+/// A queue of operations. The first entry cannot begin yet, and an entry that has begun leaves a gap.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct CatchUpQueue {
@@ -38,13 +39,13 @@ pub(super) struct CatchUpQueue {
 }
 
 impl CatchUpQueue {
-    /// Adds an entry at the end, of these topics. `is_alone` if it runs alone.
+    /// Adds an operation on `topics` at the end. `is_alone` is true if it runs alone.
     pub(super) fn push(&mut self, due: QueuedOperation, topics: Vec<Topic>, is_alone: bool) {
         self.due.push_back(Some(QueueEntry { due, topics, is_alone }));
     }
 
-    /// Takes out an entry that may begin. `is_called` returns true for a unit if this rank has called all of
-    /// it.
+    /// Takes out an entry that may begin. `is_called` returns true for a unit if this rank has called all its
+    /// members.
     pub(super) fn pop(&mut self, is_called: impl Fn(u64) -> bool) -> Option<QueuedOperation> {
         let place = self.first(is_called)?;
         let taken = self.due[place].take();
@@ -93,8 +94,8 @@ impl CatchUpQueue {
 mod tests {
     use super::*;
 
-    /// Returns the units that begin, in that order, of units 0, 1, ... when `called` have been called. The
-    /// units in `alone` run alone, and those in `same` are of one key.
+    /// Returns the units that begin, in their order, if there are `count` units and `called` have been
+    /// called. The units in `alone` run alone, and those in `same` are of one key.
     fn begin_of(count: u64, alone: &[u64], same: &[u64], called: &[u64]) -> Vec<u64> {
         let mut rest = CatchUpQueue::default();
         for unit in 0..count {

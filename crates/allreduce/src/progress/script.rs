@@ -2,7 +2,7 @@
 //! memory of its result, and goes on.
 //!
 //! The comm thread polls the function between other operations. So a job of several collectives is written
-//! like code that blocks, and holds up no other job.
+//! like blocking code, but holds up no other job.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use crate::interpreter::Memory;
 
 type Begin = Box<dyn FnOnce(&mut Communicator) -> Result<BegunOperation> + Send>;
 
-/// The collective that a script has asked for, or the memory of the one that is done.
+/// The collective that a script has asked for, or the memory of the collective that is done.
 #[derive(Default)]
 enum Exchange {
     #[default]
@@ -91,7 +91,7 @@ impl Collectives {
     }
 }
 
-/// A script under way, which ends with a `T`.
+/// A script under way. Its result is a `T`.
 pub struct Script<T> {
     work: Pin<Box<dyn Future<Output = Result<T>> + Send>>,
     exchange: Arc<Mutex<Exchange>>,
@@ -106,7 +106,7 @@ pub enum ScriptStep<T> {
 }
 
 impl<T> Script<T> {
-    /// A script that runs `work`. Its messages have the stamp and the priority of `passage`.
+    /// Returns a script that runs `work`. Its messages have the stamp and the priority of `passage`.
     pub fn new<W>(comm: &Communicator, passage: Passage, work: impl FnOnce(Collectives) -> W) -> Self
     where
         W: Future<Output = Result<T>> + Send + 'static,
@@ -117,7 +117,7 @@ impl<T> Script<T> {
         Script { work: Box::pin(work(collectives)), exchange }
     }
 
-    /// Goes on until the script begins a collective or ends.
+    /// Runs the script until it begins a collective or ends.
     pub fn advance(&mut self, comm: &mut Communicator) -> Result<ScriptStep<T>> {
         match self.work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(outcome) => outcome.map(ScriptStep::Ended),
@@ -129,7 +129,7 @@ impl<T> Script<T> {
         }
     }
 
-    /// Runs the script to its end. Blocks: it is for a job that runs alone.
+    /// Runs the script to its end. For a job that runs alone, because it blocks.
     pub fn run(mut self, comm: &mut Communicator) -> Result<T> {
         loop {
             match self.advance(comm)? {

@@ -33,17 +33,17 @@ use crate::transport::messages;
 /// The commands of the comm thread.
 pub(super) enum Command {
     Run(LaunchedJobs),
-    /// Go on with the operations under way, or see that there was a fault.
+    /// Go on with the operations under way, or notice a fault.
     Go,
     Stop,
 }
 
-/// The jobs of an operation that begins: one, or those of a bucket.
+/// The jobs of an operation that begins. There is one job, or those of a bucket.
 pub(super) struct LaunchedJobs {
     pub(super) jobs: Vec<(Topic, Submission)>,
-    /// That of the first.
+    /// The launch of the first job.
     pub(super) launch: Launch,
-    /// The bytes that the frozen cycle sums, of which it is a unit; `None` if it was agreed on by itself.
+    /// The bytes that the operation's frozen cycle sums, or `None` if the operation was launched by itself.
     pub(super) cycle_bytes: Option<usize>,
 }
 
@@ -65,8 +65,8 @@ impl Command {
         self.jobs().any(|(own, _)| own == topic)
     }
 
-    /// Returns true if it needs what earlier operations of its topics leave: a divided sum, and messages of a
-    /// key.
+    /// Returns true if the operation needs the results of earlier operations of its topics. Divided sums and
+    /// messages of a key do.
     pub(super) fn needs_earlier(&self) -> bool {
         self.jobs().any(|(topic, job)| match job.job.transfer() {
             Transfer::Sum { is_divided, .. } => is_divided,
@@ -76,36 +76,36 @@ impl Command {
     }
 }
 
-/// The makers of jobs, by store, for calls that a rank that has joined does not make.
+/// The objects that make jobs, by store, for calls that a joined rank does not make.
 type StandIns = Arc<Mutex<BTreeMap<u32, Weak<dyn StandIn>>>>;
 
 /// The state that the caller, the comm thread, the finishing thread and the control thread share.
 pub(super) struct Shared {
     pub(super) rank: usize,
-    /// The ranks that call, without helpers.
+    /// The number of ranks that make calls, which helpers do not.
     pub(super) size: usize,
     pub(super) info: GenerationInfo,
     pub(super) control: Control,
     pub(super) condition: Condition,
     pub(super) losses: LossRecord,
-    /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
+    /// The operations saved for the next generation of ranks, or `None` if the job ends with the first loss.
     pub(super) elastic: Option<RetryStore>,
     /// The jobs of operations that this rank has called and that have not begun.
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Submission>>,
     pub(super) callers: WaitingCallers,
-    /// Memory of a helper's sums.
+    /// The memory of a helper's sums.
     pub(super) rooms: Arc<Rooms>,
-    /// The makers of jobs, by store, for calls that a rank that has joined does not make.
+    /// The objects that make jobs, by store, for calls that a joined rank does not make.
     pub(super) stand_ins: StandIns,
-    /// Locked before `waiting` by a thread that takes both. Commands that are sent to the comm thread under
-    /// it are in order.
+    /// This rank's calls. A thread that locks both this and `waiting` locks this first. Commands that are
+    /// sent to the comm thread under this lock are in order.
     pub(super) calls: Mutex<Calls>,
     /// The operations of the comm thread that are under way, in the order in which they began: the number,
     /// and one topic of each.
     pub(super) running: Mutex<OperationsUnderWay>,
     pub(super) commands: mpsc::Sender<Command>,
-    /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
-    /// finished.
+    /// The number of jobs that the finishing thread has been given, or that the comm thread finishes itself,
+    /// and that are not finished.
     pub(super) unfinished: Handover,
     pub(super) loans: Loans,
     /// Control messages of rank 0 to itself.
@@ -118,7 +118,7 @@ pub(super) struct Shared {
 /// The properties of a generation of ranks.
 pub(super) struct GenerationInfo {
     pub(super) number: u64,
-    /// The ranks after those that call, which only reduce.
+    /// The number of helpers. They are the last ranks, and only reduce.
     pub(super) helpers: usize,
     /// The library under the transport.
     pub(super) library: String,
@@ -128,22 +128,21 @@ pub(super) struct GenerationInfo {
     pub(super) started: Instant,
 }
 
-/// The knowledge of this rank about ranks that are lost or end, and about its own way on.
+/// This rank's knowledge of ranks that are lost or end, and of whether it can go on.
 #[derive(Default)]
 pub(super) struct LossRecord {
-    /// Makes the transport treat ranks as lost from which nothing is heard; in a job that goes on without
-    /// them.
+    /// Makes the transport treat silent ranks as lost, in a job that goes on without them.
     sever: Option<Sever>,
-    /// True if nothing was heard from a rank whose process may live.
+    /// True if some rank is silent and its process may be alive.
     is_silent: AtomicBool,
-    /// The error on this rank for which the job must not go on after a loss.
+    /// The error on this rank because of which the job must not go on after a loss.
     pub(super) obstacle: OnceLock<Error>,
-    /// The errors that other ranks would end with, as far as they have reported them here.
+    /// The errors with which other ranks would end, as far as they have reported them to this rank.
     pub(super) reasons: Mutex<BTreeMap<usize, String>>,
 }
 
 impl LossRecord {
-    /// Returns true if nothing was heard from a rank whose process may live.
+    /// Returns true if some rank is silent and its process may be alive.
     pub(super) fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::Acquire)
     }
@@ -152,25 +151,25 @@ impl LossRecord {
 /// The senders that end the waits of callers which wait for no operation.
 #[derive(Default)]
 pub(super) struct WaitingCallers {
-    /// Of one that has joined.
+    /// The sender for a caller that has joined.
     pub(super) joining: Mutex<Option<Reply<usize>>>,
-    /// Of a helper, until the job has ended.
+    /// The sender for a helper, which waits until the job has ended.
     pub(super) serving: Mutex<Option<Reply<()>>>,
 }
 
-/// Tensors that were lent, of those whose owners are notified when they are returned.
+/// The lent tensors whose owners are notified when they are returned.
 #[derive(Default, Clone)]
 pub(super) struct Loans {
-    /// The number of those that have not been returned.
+    /// The number of these tensors that have not been returned.
     watched: Arc<AtomicU64>,
-    /// True if none was left at some time since the last call.
+    /// True if all had been returned at some time since the last call.
     all_returned: Arc<AtomicBool>,
 }
 
 /// Counts that show progress.
 #[derive(Default)]
 pub(super) struct Counters {
-    /// Orders of rank 0 that were carried out.
+    /// The number of orders of rank 0 that were carried out.
     pub(super) orders: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
@@ -182,10 +181,10 @@ pub(super) fn is_loss(fault: &Error) -> bool {
     matches!(fault, Error::PeerLost { .. } | Error::Library { .. } | Error::Stopped {})
 }
 
-/// The state that a generation of ranks takes over from the one before it.
+/// The state that a generation of ranks takes over from the previous one.
 #[derive(Default)]
 pub(super) struct InheritedState {
-    /// Set in a job that goes on without lost ranks.
+    /// The function that makes silent ranks lost. It is set in a job that goes on without lost ranks.
     pub(super) sever: Option<Sever>,
     generation: u64,
     /// The number of operations of each topic that are done.
@@ -225,7 +224,8 @@ impl Shared {
         let calls = if comm.size() == 1 {
             Calls::of_one_rank()
         } else {
-            // A check comes before a sum when nothing else is under way, so it must come in one order too.
+            // A check runs before a sum, when nothing else is under way, so sums with checks also need one
+            // order on all ranks.
             Calls::new(control.rank(), comm.sums_block() || config.check_replicas > 0)
         };
         let info = GenerationInfo {
@@ -260,7 +260,7 @@ impl Shared {
         }
     }
 
-    /// The sum of a topic's last operation that is done here.
+    /// Returns the sum of a topic's last operation that this rank has done.
     pub(super) fn last_sum(&self, topic: &Topic) -> Result<Vec<u8>> {
         let Topic::Key { store, key } = topic else { return Ok(Vec::new()) };
         let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
@@ -307,7 +307,7 @@ impl Shared {
         drop(self.commands.send(Command::of_one(job, launch)));
     }
 
-    /// Ends the wait of `serve` on a helper: the job has ended.
+    /// Ends the wait of `serve` on a helper, because the job has ended.
     pub(super) fn served(&self) {
         self.callers.serving.lock().take().into_iter().for_each(|result| result.send(Ok(())));
     }
@@ -318,8 +318,8 @@ impl Shared {
             self.counters.control_messages.fetch_add(1, Ordering::Relaxed);
         }
         if let Err(fault) = self.control.send(to, &bytes) {
-            // Too long, or too many that the peer has not taken: others would wait for it without end. Kept
-            // first, so that reporting it does not come here again.
+            // The message is too long, or the peer has not taken too many of them. Other ranks would wait for
+            // it for ever. The fault is recorded first, so that reporting it does not lead here again.
             if self.condition.fail(&fault, self.goes_on_after(&fault)) {
                 self.send_to_peers(&ControlMessage::Failed(fault));
                 self.fail_waiting();
@@ -380,7 +380,7 @@ impl Shared {
                 calls.forget(&topics);
                 let mut waiting = self.waiting.lock();
                 for (topic, made) in topics {
-                    // Calls made since.
+                    // Calls made since then.
                     let later = (topic.clone(), made)..=(topic, u64::MAX);
                     let later: Vec<(Topic, u64)> = waiting.range(later).map(|(call, _)| call.clone()).collect();
                     for (topic, ordinal) in later {
@@ -389,7 +389,7 @@ impl Shared {
                         }
                     }
                 }
-                // A job that cannot be sent is a fault, which takes the lock.
+                // A job that cannot be sent is a fault, and the handling of a fault takes the lock.
                 drop(waiting);
                 self.send_to_rank_0(ControlMessage::Forgot);
                 Vec::new()
@@ -398,8 +398,8 @@ impl Shared {
         self.act(acts);
     }
 
-    /// Does the actions that follow from a call or a message. With `calls` locked, so that they are done in
-    /// order.
+    /// Does the actions that follow from a call or a message. To be called with `calls` locked, so that the
+    /// actions are done in order.
     pub(super) fn act(&self, acts: Vec<Act>) {
         for act in acts {
             match act {
@@ -418,7 +418,7 @@ impl Shared {
         }
     }
 
-    /// The job of a call that this rank does not make, because it has joined.
+    /// Returns the job for a call that this rank does not make, because it has joined.
     fn stand_in(&self, call: &Call) -> Result<Submission> {
         match &call.topic {
             Topic::Key { store, key } => {
@@ -426,7 +426,7 @@ impl Shared {
                 let store = store.ok_or_else(|| impossible(self.rank, call, "its store has been dropped there"))?;
                 store.stand_in(key.key(), &call.operation, &call.terms)
             }
-            // Nobody waits for it here.
+            // No caller waits for this barrier.
             Topic::Barrier => Ok(Submission::new(Barrier::new(answer().0))),
             Topic::Collective { comm, .. } => {
                 let comm = self.stand_ins.lock().get(comm).and_then(Weak::upgrade);
@@ -435,16 +435,17 @@ impl Shared {
                 comm.stand_in(&call.topic.key(), &call.operation, &call.terms)
             }
             Topic::Direct | Topic::Message(_) => {
-                Err(impossible(self.rank, call, "that rank does not know what it does"))
+                Err(impossible(self.rank, call, "that rank does not know what this collective does"))
             }
         }
     }
 
     fn launch(&self, launch: Launch) {
-        // Held until the job is on its way: a thread that finds nothing waiting may stop the comm thread.
+        // The lock is held until the job is sent, because a thread that finds no waiting job may stop the
+        // comm thread.
         let mut waiting = self.waiting.lock();
         if self.condition.is_renewing() {
-            // The comm thread takes no more commands: it stays to be kept for the next generation.
+            // The comm thread takes no more commands. The job stays here, to be kept for the next generation.
             return;
         }
         if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
@@ -458,7 +459,7 @@ impl Shared {
         if self.condition.is_renewing() {
             return;
         }
-        // After a fault some have been failed and are gone; the others stay, to be failed as well.
+        // After a fault some jobs have been failed and are gone. The others stay, to be failed too.
         if unit.members.iter().all(|member| waiting.contains_key(member)) {
             let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
             let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None };
@@ -475,7 +476,7 @@ impl Shared {
         self.elastic.is_some() && is_loss(fault)
     }
 
-    /// The first fault wins: it is kept, spread, and given to every job that waits.
+    /// Records the first fault, sends it to all ranks if `spread`, and fails every waiting job with it.
     pub(super) fn poison(&self, fault: &Error, spread: bool) {
         let fault = &fault.clone().met_by(self.rank);
         if self.condition.fail(fault, self.goes_on_after(fault)) {
@@ -483,7 +484,7 @@ impl Shared {
         }
     }
 
-    /// Spreads the first fault, and gives it to every job that waits.
+    /// Sends the first fault to all ranks if `spread`, and fails every waiting job with it.
     fn publish(&self, fault: &Error, spread: bool) {
         tracing::debug!(rank = self.rank, %fault, "poisoned");
         if spread {
@@ -492,12 +493,12 @@ impl Shared {
         self.condition.call_hook(fault);
         self.fail_waiting();
         if self.elastic.is_some() {
-            // The comm thread may sleep, and has to make the next generation.
+            // The comm thread may be asleep, and it has to make the next generation.
             drop(self.commands.send(Command::Go));
         }
     }
 
-    /// Makes these ranks lost to MPI too. Nothing is heard from them, and their processes may live.
+    /// Makes these silent ranks lost for MPI too. Their processes may be alive.
     pub(super) fn sever(&self, ranks: &[usize]) {
         self.losses.is_silent.store(true, Ordering::Release);
         if let Some(sever) = &self.losses.sever {
@@ -505,7 +506,7 @@ impl Shared {
         }
     }
 
-    /// Returns the error of a rank that does not hear the others and does not go on.
+    /// Returns the error of a rank that is cut off from the others and does not go on.
     pub(super) fn cut_off(&self, why: &str) -> Error {
         Error::PeerLost {
             peer: self.peer().to_string(),
@@ -516,8 +517,8 @@ impl Shared {
         }
     }
 
-    /// Ends the job without a next generation: saved operations fail. Ranks that still have the loss before
-    /// them, and wait for this rank, are told the reason.
+    /// Ends the job without a next generation: saved operations fail. Ranks that have not yet handled the
+    /// loss and wait for this rank get the fault.
     pub(super) fn end(&self, fault: &Error) {
         let fault = &fault.clone().met_by(self.rank);
         let before = self.condition.end(fault);
@@ -532,7 +533,7 @@ impl Shared {
     }
 
     /// Finishes a job. An error, such as an updater's, ends the job on all ranks. After a loss the survivors
-    /// get it when they would go on.
+    /// get the error when they would go on.
     pub(super) fn finish(&self, job: Submission) {
         if let Err(cause) = job.job.finish() {
             self.poison(&cause, true);
@@ -559,8 +560,8 @@ impl Shared {
         }
     }
 
-    /// Calls an operation: `job` runs when every rank has called it. Returns an error if this rank has
-    /// joined.
+    /// Calls an operation. `job` runs when every rank has called the operation. Returns an error if this rank
+    /// has joined.
     pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, mut job: Submission) -> Result<()> {
         let transfer = job.job.transfer();
         {
@@ -579,7 +580,7 @@ impl Shared {
             self.act(calls.call(topic, operation, terms, transfer));
         }
         if !self.condition.is_well() {
-            // The fault may have come before the job was there to be failed by it.
+            // The fault may have come before the job was in `waiting`, so that nothing has failed the job.
             self.fail_waiting();
         }
         Ok(())
@@ -608,7 +609,8 @@ impl Shared {
     pub(super) fn fail_waiting(&self) {
         let Some(fault) = &self.condition.fault() else { return };
         let mut waiting = self.waiting.lock();
-        // Locked until the last is kept: a thread that then finds none here finds all of them kept.
+        // The lock is held until the last job is kept. A thread that then finds no waiting job finds all of
+        // them kept.
         let all = std::mem::take(&mut *waiting).into_values();
         let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
         drop(waiting);
@@ -625,13 +627,13 @@ impl Shared {
         running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))
     }
 
-    /// Returns true if this rank's present operation is of a process set.
+    /// Returns true if this rank's current operation is of a process set.
     pub(super) fn is_at_a_set(&self) -> bool {
         self.present().is_some_and(|topic| topic.set().is_some())
     }
 
-    /// Returns this rank's present operation: the one that runs, or one that it has called and that waits for
-    /// the peers.
+    /// Returns this rank's current operation: the one that runs, or one that the rank has called and that
+    /// waits for other ranks.
     pub(super) fn doing(&self) -> Option<String> {
         let joins = || self.callers.joining.lock().as_ref().map(|_| "join".to_owned());
         self.present().map(|topic| in_words(&topic)).or_else(joins)
@@ -642,15 +644,15 @@ impl Shared {
         !self.waiting.lock().is_empty() || self.callers.joining.lock().is_some()
     }
 
-    /// Returns a number that changes while anything progresses: payload within a host, messages between
-    /// hosts.
+    /// Returns a number that changes while anything progresses. It counts payload within a host and messages
+    /// between hosts.
     pub(super) fn moved(&self) -> u64 {
         let moved =
             [&self.counters.sent_bytes, &self.counters.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
         moved[0].wrapping_add(moved[1]).wrapping_add(messages())
     }
 
-    /// Returns the present operation as `doing` does or, between two operations, the one before.
+    /// Returns the current operation as `doing` does or, between two operations, the previous one.
     pub(super) fn doing_or_done(&self) -> String {
         let done = || self.running.lock().last().map(|topic| format!("the pause after {}", in_words(topic)));
         self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())
@@ -674,7 +676,7 @@ impl Waiter for Shared {
     }
 }
 
-/// Returns the error for a call that no job can stand in for on a rank that has joined.
+/// Returns the error for a call for which a joined rank cannot make a job.
 fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
     Error::argument(
         format!("{} of key {} after rank {rank} has joined: {reason}", call.operation, call.topic.key()),

@@ -1,9 +1,9 @@
 //! Finds out if this rank waits in a call for an operation that cannot begin.
 //!
-//! It does if all of these hold: some call of its own has not begun or makes no progress; nothing about its
-//! calls changes; its process computes nothing; and every thread that uses stores waits in a call of ours, or
-//! the program waits in its framework for a result that we owe. A rank that computes, sleeps, loads or saves
-//! does not wait in that sense: it may call at any time.
+//! That is so if all of these hold: some call of the rank has not begun or makes no progress; nothing about
+//! its calls changes; its process computes nothing; and every thread that uses stores waits in a call of
+//! ringpull, or the program waits in its framework for a result of ringpull. A rank that computes, sleeps,
+//! loads or saves does not wait in this sense, because it may call at any time.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -33,8 +33,8 @@ struct CallsSnapshot {
 #[derive(Default)]
 pub(super) struct Standstill {
     seen: Option<(CallsSnapshot, StillnessStart)>,
-    /// The number of MPI's messages that had moved, the time since which no other has, and the last report to
-    /// rank 0 on it.
+    /// The number of MPI's messages that have moved, the time of the last move, and the last report to rank 0
+    /// about it.
     data: Option<(u64, f64)>,
     told_data: bool,
     told: Option<Stuck>,
@@ -48,7 +48,7 @@ struct StillnessStart {
 }
 
 impl Standstill {
-    /// Looks, and reports a change to rank 0 by `report`.
+    /// Checks if this rank stands still, and reports a change to rank 0 by `report`.
     pub(super) fn report(&mut self, shared: &Shared, now_s: f64, report: impl FnOnce(Option<Stuck>)) {
         let stuck = self.look(shared, now_s);
         if stuck != self.told {
@@ -57,7 +57,7 @@ impl Standstill {
         }
     }
 
-    /// Looks if messages of MPI are under way and none has moved, and reports a change of that to rank 0 by
+    /// Checks if messages of MPI are under way and none has moved, and reports a change to rank 0 by
     /// `report`.
     pub(super) fn report_data(&mut self, now_s: f64, report: impl FnOnce(bool)) {
         let moved = messages();
@@ -101,7 +101,7 @@ impl Standstill {
 }
 
 fn sight(shared: &Shared) -> CallsSnapshot {
-    // The locks are taken one after another: what changes between is seen the next time.
+    // The locks are taken one after another. A change between them is seen the next time.
     let made = shared.calls.lock().made();
     let waiting = shared.waiting.lock().len();
     let running = shared.running.lock().iter().map(|(number, _)| *number).collect();

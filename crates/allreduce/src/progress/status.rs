@@ -1,5 +1,5 @@
-//! Collects the state of every rank on request: rank 0 asks all ranks over the control star, and waits a
-//! moment for the answers. Without a request nothing is sent.
+//! Collects the state of every rank on request. Rank 0 asks all ranks over the control star, and waits a
+//! moment for the answers. Nothing is sent without a request.
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::progress::answers::AnswerSet;
 use crate::progress::messages::ControlMessage;
 use crate::progress::shared::Shared;
 
-/// The time that rank 0 waits for answers: a busy machine may be slow to answer.
+/// The time for which rank 0 waits for answers. A busy machine may be slow to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the answers of all ranks that come in time. Blocks for about 1 s at most. Called on rank 0.
@@ -65,7 +65,7 @@ pub(super) fn heading(rank: usize) -> String {
     format!("ringpull: rank {rank} was asked what the ranks are doing (SIGUSR1):\n")
 }
 
-/// Answers rank 0, and starts a look at the place of the program, for the next question.
+/// Answers rank 0, and starts to look up the place of the program for the next question.
 pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) {
     let (calls, steps) = {
         let calls = shared.calls.lock();

@@ -1,10 +1,10 @@
 //! Stops all ranks at the same step, by a call that each of them makes once a step.
 //!
-//! Nothing is sent while no rank wants to stop. A rank that does reports its call to rank 0 and waits for the
-//! answer. Rank 0 then has every rank report the first call at which it can stop: the one after its last.
-//! From its report on a rank returns from no further call before it has the answer, which is the largest
-//! report. Control threads report, so no rank waits for the program of another, and the call makes no
-//! difference to the order of operations.
+//! Nothing is sent while no rank wants to stop. A rank that wants to stop reports its call to rank 0 and
+//! waits for the answer. Rank 0 then makes every rank report the first call at which it can stop, which is
+//! the call after its last one. After its report a rank returns from no further call before it has the
+//! answer. The answer is the largest report. Control threads send the reports, so no rank waits for the
+//! program of another, and the order of operations is not affected.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::progress::messages::Order;
 
-/// This rank's calls, and the one at which all ranks stop.
+/// This rank's calls, and the call at which all ranks stop.
 #[derive(Default)]
 pub(super) struct StopCalls(Mutex<State>);
 
@@ -22,12 +22,12 @@ struct State {
     made: u64,
     /// True if the call at which this rank can stop was reported.
     is_reported: bool,
-    /// The call at which all ranks stop, as rank 0 has said.
+    /// The call at which all ranks stop, when rank 0 has announced it.
     stop: Option<u64>,
 }
 
 impl StopCalls {
-    /// Begins a call, and returns its number. The second number is to be reported to rank 0.
+    /// Begins a call. Returns its number, and the number to report to rank 0, if there is one.
     pub(super) fn begin(&self, wants: bool) -> (u64, Option<u64>) {
         let state = &mut *self.0.lock();
         state.made += 1;
@@ -48,7 +48,8 @@ impl StopCalls {
         self.0.lock().stop = Some(call);
     }
 
-    /// Returns true if all ranks stop at that call of this rank or have before; `None` if rank 0 has yet to say.
+    /// Returns true if all ranks stop at this `call` or have stopped before it. Returns `None` if rank 0 has
+    /// not answered yet.
     pub(super) fn answer(&self, call: u64) -> Option<bool> {
         let state = self.0.lock();
         state.stop.map(|stop| call >= stop).or_else(|| (!state.is_reported).then_some(false))
@@ -60,7 +61,7 @@ impl StopCalls {
 pub(super) struct StopReports(BTreeMap<usize, u64>);
 
 impl StopReports {
-    /// Takes a rank's report, one of each of `size`. Returns the orders that follow.
+    /// Takes a rank's report. Each of the `size` ranks sends one. Returns the orders that follow.
     pub(super) fn take(&mut self, rank: usize, call: u64, size: usize) -> Vec<Order> {
         let first = self.0.is_empty().then_some(Order::ReportStop);
         self.0.insert(rank, call);
@@ -77,8 +78,8 @@ mod tests {
 
     use super::*;
 
-    /// A rank: its calls, the one that it is in, the first at which it stopped, and the orders on their way to
-    /// it.
+    /// A rank: its calls, the call that it is in, the first call at which it stopped, and the orders on their
+    /// way to it.
     #[derive(Default)]
     struct Rank {
         calls: StopCalls,
@@ -88,7 +89,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each pick is a rank, and what it does: it calls, or gets an order, or rank 0 gets its report.
+        /// Each pick is a rank and an event: the rank calls, or gets an order, or rank 0 gets its report.
         #[test]
         fn all_ranks_stop_at_the_same_call_in_every_order_of_events(
             picks in prop::collection::vec((0_usize..3, 0_u8..3), 0..200),

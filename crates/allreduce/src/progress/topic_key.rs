@@ -7,8 +7,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::Key;
 
-/// A key with a number that is made of its content, the same on every rank. Keys are compared by their
-/// numbers, and by their content only if these are equal: the way of a push compares its topic often.
+/// A key with a hash of its content, which is the same on every rank. Keys are compared by their hashes
+/// first, and by their content only if the hashes are equal, because a push compares its topic often.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(from = "Key", into = "Key")]
 pub struct TopicKey {

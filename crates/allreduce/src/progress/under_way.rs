@@ -1,4 +1,4 @@
-//! The comm thread's operations under way, and the time for which it has had any.
+//! The comm thread's operations under way, and the total time with at least one operation under way.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl OperationsUnderWay {
         self.time.run(true);
     }
 
-    /// Ends an operation, whose last topic this is; one that has not begun, too.
+    /// Ends the operation `number`, which need not have begun. `last` is its last topic.
     pub(super) fn end(&mut self, number: u32, last: Topic) {
         // With one rank, operations of several topics have one number.
         if let Some(place) = self.operations.iter().position(|(other, _)| *other == number) {
@@ -50,7 +50,7 @@ impl OperationsUnderWay {
         self.time.run(false);
     }
 
-    /// The total time for which there has been an operation.
+    /// Returns the total time with at least one operation under way.
     pub(super) fn moving(&self) -> Duration {
         self.time.elapsed()
     }

@@ -1,6 +1,7 @@
-//! The control thread: takes the messages of the control star, launches operations that every rank has
-//! called, and notices ranks that are missing or gone. It has three time limits, `RINGPULL_WARN`,
-//! `RINGPULL_TIMEOUT` and `RINGPULL_SILENCE`, and needs none if every rank waits for another.
+//! The control thread. It takes the messages of the control star, launches operations that every rank has
+//! called, and notices ranks that are late or gone. It has three time limits, `RINGPULL_WARN`,
+//! `RINGPULL_TIMEOUT` and `RINGPULL_SILENCE`. It needs no limit to notice a deadlock, in which every rank
+//! waits for another.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -25,13 +26,13 @@ use crate::progress::status;
 use crate::progress::stopping::StopReports;
 use crate::transport::control::Event;
 
-/// The number of heartbeats by which a silence may be shorter than that of a lost rank and still count as
-/// nearly as long.
+/// A silence that is shorter than a lost rank's by at most this number of heartbeats counts as nearly as
+/// long.
 const ALMOST: f64 = 1.5;
 
-/// A clock of the seconds in which this process could hear its peers. The control thread looks once an
-/// interval. A longer gap is its own absence (a stopped process, a machine that slept) and no silence of the
-/// others.
+/// A clock of the seconds in which this process could hear its peers. The control thread looks at the clock
+/// once per interval. A longer gap means that this process did not run (it was stopped, or its machine
+/// slept). It does not count as silence of the others.
 struct HearingClock {
     looked: Instant,
     now: Duration,
@@ -51,11 +52,11 @@ pub(super) struct Watcher {
     agreement: Agreement,
     peers: BTreeMap<usize, Peer>,
     heard_s: Vec<f64>,
-    /// The time at which some rank was last not heard for a few heartbeats; on rank 0.
+    /// The last time at which some rank had been silent for a few heartbeats. Only used on rank 0.
     all_heard_s: f64,
     /// Peers that left in order and whose processes have ended since.
     departed: Vec<bool>,
-    /// True for each rank that has finished all its calls; on rank 0.
+    /// True for each rank that has finished all its calls. Only used on rank 0.
     done: Vec<bool>,
     clock: HearingClock,
     interval: Duration,
@@ -68,27 +69,27 @@ pub(super) struct Watcher {
     asked: Option<Instant>,
     still: Standstill,
     hang: HangDetector,
-    /// This process's clock against rank 0's, for the timeline.
+    /// The offset of this process's clock from rank 0's, for the timeline.
     offset: Offset,
-    /// The number of orders that each rank was given; on rank 0.
+    /// The number of orders that were sent to each rank. Only used on rank 0.
     orders: Vec<u64>,
     stops: StopReports,
-    /// The time since which the survivors are about to go on without a lost rank.
+    /// The time at which the survivors began to go on without a lost rank.
     renewed: Option<Instant>,
     /// The last snapshot of a frozen cycle that makes no progress, and the time since which it has not
     /// changed.
     standstill: Option<(CycleSnapshot, f64)>,
 }
 
-/// The warnings about ranks that others wait for; on rank 0. Times are seconds.
+/// The warnings about ranks for which others wait. Only used on rank 0. Times are in seconds.
 struct LateWarnings {
     /// The time until the first warning.
     first_s: f64,
-    /// The time until the next one, which doubles each time.
+    /// The time until the next warning, which doubles each time.
     next_s: f64,
     /// The places that the late ranks have reported.
     sites: BTreeMap<usize, String>,
-    /// The time at which they were asked.
+    /// The time at which the late ranks were asked for their places.
     asked_s: Option<f64>,
 }
 
@@ -97,14 +98,14 @@ impl LateWarnings {
         LateWarnings { first_s, next_s: first_s, sites: BTreeMap::new(), asked_s: None }
     }
 
-    /// Forgets the late ranks: nobody waits for them any more.
+    /// Forgets the late ranks, because nobody waits for them any more.
     fn reset(&mut self) {
         *self = LateWarnings::new(self.first_s);
     }
 }
 
-/// A snapshot that stays the same while a frozen cycle makes no progress: the unit that is waited for, and
-/// the bytes moved so far.
+/// A snapshot that does not change while a frozen cycle makes no progress. It has the unit for which the rank
+/// waits, and the bytes moved so far.
 #[derive(PartialEq, Clone)]
 struct CycleSnapshot {
     epoch: u32,
@@ -114,7 +115,7 @@ struct CycleSnapshot {
 }
 
 impl Watcher {
-    /// A watcher whose buckets hold `bucket_bytes`, if it is rank 0's.
+    /// Returns a watcher. On rank 0 its buckets hold `bucket_bytes`.
     pub(super) fn new(config: &Config, (size, helpers): (usize, usize), bucket_bytes: usize) -> Self {
         let interval = config.heartbeat_interval.min(config.silence() / 4);
         Watcher {
@@ -289,7 +290,7 @@ impl Watcher {
                 shared.apply(order);
                 Ok(())
             }
-            // After a loss: a rank says why it does not go on.
+            // After a loss, a rank reports why it does not go on.
             ControlMessage::Failed(fault) if shared.condition.is_renewing() && !is_loss(&fault) => {
                 shared.end(&fault);
                 Ok(())
@@ -366,8 +367,8 @@ impl Watcher {
                 let has_left = self.has_left(shared, peer);
                 let awaited = !has_left || shared.doing().is_some();
                 if self.departed[peer] && shared.awaits_calls() {
-                    // This rank has called an operation since, which that peer will not call. An operation
-                    // that is under way had all of that peer's data before it left.
+                    // This rank has since called an operation that the peer will not call. Operations under
+                    // way had all data of the peer before it left.
                     let operation = self.interrupted(shared);
                     let why = self.why(shared, peer).unwrap_or_default().to_owned();
                     let (peer, ranks) = (self.name(peer), vec![peer]);
@@ -382,8 +383,8 @@ impl Watcher {
                             &format!("nothing was received from it for {:.0} s", self.silence_s),
                         );
                     } else {
-                        // It left in order; its process may be gone, and the library would wait for it for
-                        // ever.
+                        // The peer left in order. Its process may be gone, and the library would wait for it
+                        // for ever.
                         self.departed[peer] = true;
                         shared.condition.close();
                     }
@@ -392,7 +393,8 @@ impl Watcher {
                     self.all_heard_s = now_s;
                 }
             }
-            // After the silent ranks: the silence of a rank explains why it has not called.
+            // This comes after the check for silent ranks, because silence explains why a rank has not
+            // called.
             if !shared.running.lock().is_empty() {
                 self.agreement.heard(now_s);
             }
@@ -424,7 +426,8 @@ impl Watcher {
         }
     }
 
-    /// Ends the job if the survivors do not begin to go on: MPI waits for a rank that lives and does nothing.
+    /// Ends the job if the survivors do not begin to go on, because MPI then waits for a rank that is alive
+    /// and does nothing.
     fn check_renewal(&mut self, shared: &Shared) {
         let Some(elastic) = shared.elastic.as_ref().filter(|elastic| shared.condition.is_renewing() && elastic.waits())
         else {
@@ -450,7 +453,7 @@ impl Watcher {
             return;
         };
         let waited_s = now_s - late.since_s;
-        // They are asked a little before, as an answer takes time.
+        // The ranks are asked a little before the warning, because an answer takes time.
         let ahead_s = 2.0 * self.interval.as_secs_f64();
         if waited_s < self.warnings.first_s - ahead_s {
             self.warnings.reset();
@@ -489,7 +492,7 @@ impl Watcher {
         });
         let named: Vec<String> = named.collect();
         let end = if self.timeout >= NEVER {
-            "it is waited for as long as its process lives".to_owned()
+            "there is no limit while its process lives".to_owned()
         } else {
             format!("after {} s (RINGPULL_TIMEOUT) this is an error", self.timeout.as_secs())
         };
@@ -514,7 +517,7 @@ impl Watcher {
         }
     }
 
-    /// Stops the frozen cycle when it has made no progress for long: rank 0 then finds out which rank is
+    /// Stops the frozen cycle if it has made no progress for long. Rank 0 then finds out which rank is
     /// behind.
     fn look(&mut self, shared: &Shared, now_s: f64) {
         let Some(sight) = see(shared) else {
@@ -544,8 +547,8 @@ impl Watcher {
         }
     }
 
-    /// Returns the ranks from which nothing is heard, now or very soon: a link that was cut separates all of
-    /// them at once. If the job goes on without them, they and all others hear of it first.
+    /// Returns the ranks that are silent or nearly so, since a link that was cut separates all of them at
+    /// once. If the job goes on without them, first tells these ranks and all others.
     fn silent(&self, shared: &Shared, first: usize, now_s: f64) -> Vec<usize> {
         let almost_s = self.silence_s - ALMOST * self.interval.as_secs_f64();
         let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
@@ -572,7 +575,7 @@ impl Watcher {
         if rank < shared.size { self.agreement.has_left(rank) } else { shared.condition.is_closing() }
     }
 
-    /// The error that a rank has last said it would end with.
+    /// Returns the error with which a rank would end, as it reported last.
     fn why(&self, shared: &Shared, rank: usize) -> Option<&str> {
         if rank < shared.size { self.agreement.why(rank) } else { None }
     }
@@ -581,13 +584,14 @@ impl Watcher {
         self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
     }
 
-    /// Describes the present operation of this rank, as far as it is known.
+    /// Describes the current operation of this rank, as far as it is known.
     fn interrupted(&self, shared: &Shared) -> String {
         shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done())
     }
 }
 
-/// Sends orders to every rank that they concern. Rank 0 is the last, since the way to the others is longer.
+/// Sends orders to every rank that they concern. Rank 0 gets them last, because they take longer to reach the
+/// others.
 fn spread(shared: &Shared, given: &mut [u64], orders: Vec<Order>) {
     for order in orders {
         for peer in (1..shared.size).filter(|peer| order.concerns(*peer)) {

@@ -1,4 +1,4 @@
-//! The control star: small frames between rank 0 and every other rank, and events of ranks that are gone.
+//! The control star: small frames between rank 0 and every other rank, and events about ranks that are gone.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ enum Wires {
     Sockets(Links),
 }
 
-/// One rank's end of the star. Rank 0 reaches every rank, the others reach rank 0.
+/// One rank's end of the star. Rank 0 reaches every rank. The others reach only rank 0.
 pub struct Control {
     rank: usize,
     size: usize,
@@ -24,14 +24,14 @@ pub struct Control {
 }
 
 impl Control {
-    /// The ends of `size` ranks in one process.
+    /// Returns the ends of `size` ranks in one process.
     pub fn in_process(size: usize) -> Vec<Control> {
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..size).map(|_| unbounded()).unzip();
         let ends = receivers.into_iter().enumerate();
         ends.map(|(rank, events)| Control { rank, size, wires: Wires::Channels(senders.clone()), events }).collect()
     }
 
-    /// The end over sockets that are connected already.
+    /// Returns the end over sockets that are connected already.
     pub(super) fn over(rank: usize, size: usize, links: Links, events: Receiver<Event>) -> Self {
         Control { rank, size, wires: Wires::Sockets(links), events }
     }
@@ -46,7 +46,7 @@ impl Control {
         self.size
     }
 
-    /// Sends a frame, without ever blocking. Between two ranks that are both not 0 there is no wire.
+    /// Sends a frame. Never blocks. One of the two ranks must be rank 0.
     pub fn send(&self, to: usize, bytes: &[u8]) -> Result<()> {
         debug_assert!(self.rank == 0 || to == 0, "the star has rank 0 in its middle");
         match &self.wires {
@@ -59,15 +59,16 @@ impl Control {
         }
     }
 
-    /// Sets `stop` when a peer is gone, or at once if one is, until this is called again. For a caller that
-    /// waits for others before the events are read. Threads of one process are not watched.
+    /// From now on sets `stop` when a peer is gone, and at once if a peer is already gone. The next call
+    /// replaces `stop`. For a caller that waits for others before the events are read. Threads of one process
+    /// are not watched.
     pub fn stop_on_loss(&self, stop: Option<&Arc<AtomicBool>>) {
         if let Wires::Sockets(links) = &self.wires {
             links.stop_on_loss(stop);
         }
     }
 
-    /// Breaks the connection to a peer, if there is one, as something on the way could.
+    /// Breaks the connection to a peer, as the network could. Returns false if there is none.
     #[cfg(test)]
     pub(super) fn break_connection(&self, peer: usize) -> bool {
         matches!(&self.wires, Wires::Sockets(links) if links.break_connection(peer))

@@ -1,11 +1,11 @@
-//! The place of a rank in its job, which belongs to one process.
+//! The place of a rank in its job. Only one process can have it.
 //!
-//! A launcher of MPI tells a process by variables which rank it is, and every process that the rank starts
-//! inherits them. A second process that initialises MPI by them waits without end, or takes the rank's place
-//! in the job. Parentage does not tell them apart: between the launcher and a rank may be shells, `env`,
-//! debuggers and containers, and a child may come before its parent. So the first process that begins is the
-//! rank, and any other gets an error while that one lives. Programs that follow each other may be a rank one
-//! after the other, as Open MPI 5 allows.
+//! A launcher of MPI sets variables that name a process's rank, and every process that the rank starts
+//! inherits them. A second process that initialises MPI with them waits for ever, or takes the rank's place
+//! in the job. Parentage does not distinguish the two: between the launcher and a rank there may be shells,
+//! `env`, debuggers and containers, and a child may initialise MPI before its parent. So the first process
+//! that initialises MPI is the rank, and any other process gets an error while the first lives. Programs that
+//! run one after the other may be one rank, as Open MPI 5 allows.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -16,9 +16,9 @@ use ringpull_base::claim::{self, Claim};
 use ringpull_base::config::{self, Identity};
 use ringpull_base::{Error, Result};
 
-/// Takes this process's place in its job, before MPI is touched. Returns an error in a process that has only
-/// inherited the launcher's variables, and in one that `srun` has started without a rank of this library,
-/// which may abort then.
+/// Takes this process's place in its job, before MPI is used. Returns an error in a process that has only
+/// inherited the launcher's variables. Also returns an error in a process that `srun` has not started as a
+/// rank of this library, because the library may then abort.
 pub(crate) fn take(library: &str) -> Result<()> {
     static TAKEN: Mutex<Option<Claim>> = Mutex::new(None);
     let mut taken = TAKEN.lock();
@@ -55,15 +55,15 @@ pub(crate) fn take(library: &str) -> Result<()> {
     }
 }
 
-/// Returns true unless the parts of the library that is loaded lie beside it, and none of them speaks Slurm's
-/// own PMI.
+/// Returns false if the parts of the loaded library are files beside it, and none of them speaks Slurm's own
+/// PMI.
 fn speaks_pmi() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let libraries = maps.lines().filter_map(|line| Some(Path::new(line.get(line.find('/')?..)?)));
     let mut of_mpi =
         libraries.filter(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libmpi.so")));
     let Some(folder) = of_mpi.next().and_then(Path::parent) else { return true };
-    // The second is Debian's.
+    // The second folder is Debian's.
     let folders = ["openmpi", "openmpi/lib/openmpi3"].map(|parts| std::fs::read_dir(folder.join(parts)));
     let names = folders.into_iter().flatten().flatten().flatten().map(|entry| entry.file_name());
     let parts: Vec<_> = names.filter(|name| name.as_bytes().starts_with(b"mca_pmix_")).collect();
@@ -73,7 +73,8 @@ fn speaks_pmi() -> bool {
             .any(|part| parts.iter().any(|name| name == part))
 }
 
-/// The remedy where `srun` and the library do not fit, with the library's word for `srun --mpi`.
+/// Returns the remedy if `srun` and the library do not fit. `word` is the value of `srun --mpi` for the
+/// library.
 pub(super) fn srun_remedy(word: &str) -> String {
     format!("start it with srun --mpi={word}, or with `ringpull launch --launcher slurm`, which gives that option")
 }

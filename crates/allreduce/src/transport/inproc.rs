@@ -11,7 +11,7 @@ use crate::transport::{SendMode, Stamp, Transport};
 
 struct QueuedMessage {
     data: Vec<u8>,
-    /// The sender's queue for the confirmation that this was received, and its token.
+    /// The sender's queue for the confirmation that this message was received, and the message's token.
     waiting: Option<(Sender<u32>, u32)>,
 }
 
@@ -20,8 +20,8 @@ struct PostedReceive {
     token: u32,
 }
 
-// SAFETY: the pointer is only used by the thread that owns the transport; moving the transport moves that
-// right.
+// SAFETY: the pointer is only used by the thread that owns the transport; moving the transport moves the
+// right to use it.
 unsafe impl Send for PostedReceive {}
 
 /// One rank's end.
@@ -29,9 +29,9 @@ pub struct Inproc {
     rank: usize,
     to: Vec<Sender<(Stamp, QueuedMessage)>>,
     from: Vec<Receiver<(Stamp, QueuedMessage)>>,
-    /// The receives that have no message yet, per peer and stamp.
+    /// The receives whose messages have not come, per peer and stamp.
     posted: Vec<BTreeMap<Stamp, VecDeque<PostedReceive>>>,
-    /// The messages that have no receive yet, per peer and stamp.
+    /// The messages without a receive so far, per peer and stamp.
     early: Vec<BTreeMap<Stamp, VecDeque<QueuedMessage>>>,
     sent: Vec<u32>,
     /// The tokens of synchronous sends that the peers have received.
@@ -40,12 +40,13 @@ pub struct Inproc {
     hosts: Vec<usize>,
 }
 
-/// The ends of `size` ranks, all connected, each as if on a host of its own.
+/// Returns the ends of `size` connected ranks, each as if on its own host.
 pub fn world(size: usize) -> Vec<Inproc> {
     world_on(&(0..size).collect::<Vec<_>>())
 }
 
-/// The ends of as many ranks, all connected; ranks with the same number are on the same host.
+/// Returns the ends of connected ranks, one for each number in `hosts`. Ranks with the same number are on the
+/// same host.
 pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
     let size = hosts.len();
     let mut to: Vec<Vec<Sender<(Stamp, QueuedMessage)>>> = (0..size).map(|_| Vec::new()).collect();
@@ -100,7 +101,7 @@ impl Inproc {
     }
 }
 
-/// Takes the front of the stamp's queue, and the queue with it when it is empty then.
+/// Takes the front of the stamp's queue. Removes the queue if it is then empty.
 fn take<T>(queues: &mut BTreeMap<Stamp, VecDeque<T>>, stamp: Stamp) -> Option<T> {
     let queue = queues.get_mut(&stamp)?;
     let front = queue.pop_front();

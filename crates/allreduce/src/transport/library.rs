@@ -1,4 +1,4 @@
-//! The MPI library behind the wire: its name, its words and its errors.
+//! The MPI library behind the wire: its name, its parameters and its errors.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -71,8 +71,8 @@ pub fn mpi_library() -> Result<String> {
     Ok(first_words(&library_text(api()?)))
 }
 
-/// Returns an error if the launcher is another MPI's `mpirun`: every process is then rank 0 of a world of its
-/// own.
+/// Returns an error if the launcher is the `mpirun` of another MPI. Every process would then be rank 0 of its
+/// own world.
 pub(super) fn check_launcher(size: usize) -> Result<()> {
     match config::launcher_world_size() {
         Some((name, told)) if told != size => Err(Error::KindUnavailable {
@@ -92,7 +92,7 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
 
 /// Initialises MPI with the highest level of threads and finalises it. Returns the number of ranks, and the
 /// level that the library gives (`single`, `funneled`, `serialized` or `multiple`). For a process that does
-/// nothing else. Collective.
+/// nothing else with MPI. Collective.
 pub fn initialise_once() -> Result<(usize, &'static str)> {
     let api = api()?;
     let (mut provided, mut size): (c_int, c_int) = (0, 0);
@@ -114,17 +114,17 @@ pub fn initialise_once() -> Result<(usize, &'static str)> {
 
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
-/// Records that the program may call MPI too, from other threads, once it is initialised here, as a Python
-/// program does that imports mpi4py later. To be called before the initialisation.
+/// Records that the program too may call MPI, from other threads, after MPI is initialised here. A Python
+/// program that imports mpi4py later does so. To be called before the initialisation.
 pub fn share_mpi() {
     IS_SHARED.store(true, Ordering::Relaxed);
 }
 
-/// Returns the level of threads to ask for: FUNNELED, as one thread of ours makes all calls, or MULTIPLE if
-/// the program may call MPI too. MULTIPLE costs an uncontended lock in each call, which is little beside a
-/// message, but a library may leave out a faster path. So it is asked for only if calls of others are to be
-/// expected. It is not asked for in a job that goes on without lost ranks, for which Open MPI does not
-/// promise it.
+/// Returns the level of threads to ask for. It is FUNNELED, because one thread of ringpull makes all calls,
+/// or MULTIPLE if the program may call MPI too. MULTIPLE costs an uncontended lock in each call, which is
+/// little beside a message, but a library may also leave out a faster path. So ringpull asks for MULTIPLE
+/// only if it expects calls of others. It does not in a job that goes on without lost ranks, because Open MPI
+/// does not promise MULTIPLE there.
 pub(super) fn level_wanted(api: &Api, is_elastic: bool) -> c_int {
     if IS_SHARED.load(Ordering::Relaxed) && !is_elastic { api.thread_multiple } else { api.thread_funneled }
 }
@@ -159,9 +159,9 @@ pub(super) fn check_threads(api: &Api, is_initialised_here: bool, provided: c_in
     })
 }
 
-/// Returns true if the library yields the processor whenever nothing has arrived, as Open MPI does if
-/// `mpirun` finds or knows that there are more ranks than cores. A second yield would cost another turn of
-/// all other processes.
+/// Returns true if the library yields the processor whenever nothing has arrived. Open MPI does so if
+/// `mpirun` finds that there are more ranks than cores, or is told so. A second yield would then cost another
+/// turn of all other processes.
 pub(super) fn yields_when_idle(library: &str) -> bool {
     let says =
         |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "f" | "false" | "n" | "no" | "disabled"));
@@ -170,14 +170,15 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
 }
 
 /// Sets parameters of the library that the user has not set. Over TCP a message above the eager limit is sent
-/// only after a round trip. A limit above our segments measured 1.07 of the bandwidth bound where Open MPI's
-/// 64 KiB took up to 4.8, and 1.05 where UCX's took 1.37 under MPICH.
+/// only after a round trip. With a limit above our segments, sums took 1.07 of the bandwidth bound; with Open
+/// MPI's 64 KiB they took up to 4.8. Under MPICH they took 1.05; with UCX's limit they took 1.37.
 pub(super) fn set_parameters(eager_bytes: Option<usize>) {
     for (name, value) in config::library_settings(eager_bytes) {
         set_parameter(name, &value);
     }
     if !peer_memory::can_read(std::process::id(), peer_memory::probe()) {
-        // A profile of system calls forbids it. Open MPI 4 tries it for each message, with a line on stderr.
+        // A filter of system calls forbids it. Open MPI 4 would still try it for each message, with a line on
+        // stderr.
         set_parameter("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
     }
     if let Some((name, value)) = config::security_mode(&library_name()) {

@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use ringpull_base::{Error, Result};
 use ringpull_session::{Endpoint, Frame, Limits, Session, Settings, Sink};
 
-/// The longest frame; a longer one is a protocol error.
+/// The greatest length of a frame. A longer frame is a protocol error.
 const MAX_FRAME_BYTES: usize = 64 << 20;
-/// The bytes that may be on their way to one peer; more accumulate only if that peer takes nothing.
+/// The most bytes that may be on their way to one peer. More accumulate only if the peer takes nothing.
 const MAX_QUEUED_BYTES: usize = 4 * MAX_FRAME_BYTES;
 
 /// An event of the star.
@@ -23,25 +23,26 @@ pub enum Event {
     Frame {
         /// The sender.
         from: usize,
-        /// Its bytes.
+        /// The frame's bytes.
         bytes: Vec<u8>,
     },
-    /// The end of a peer: no frame will come from it any more.
+    /// A peer is gone. No more frames will come from it.
     Gone {
         /// The rank that is gone.
         rank: usize,
-        /// The sign by which that was noticed.
+        /// The sign by which the loss was noticed.
         cause: String,
     },
 }
 
-/// The conduct of the star. `silence` is the time after which a rank that could not be reached is lost.
+/// Returns the settings of the star's sessions. `silence` is the time after which a rank that could not be
+/// reached is lost.
 pub(super) fn settings(silence: Duration) -> Settings {
     Settings {
         limits: Limits {
             header: MAX_FRAME_BYTES,
             payload: 0,
-            // The reader of the events takes them all the time.
+            // No limit is needed, because the reader of the events takes frames all the time.
             waiting_bytes: usize::MAX,
             waiting: usize::MAX,
             unwritten_bytes: usize::MAX,
@@ -54,17 +55,17 @@ pub(super) fn settings(silence: Duration) -> Settings {
     }
 }
 
-/// A rank's name of itself.
+/// Returns the name by which a rank introduces itself.
 pub(super) fn identity(rank: usize) -> Vec<u8> {
     format!("rank {rank}").into_bytes()
 }
 
-/// The rank of that name.
+/// Returns the rank with this name.
 pub(super) fn rank_of(identity: &[u8]) -> Option<usize> {
     std::str::from_utf8(identity).ok()?.strip_prefix("rank ")?.parse().ok()
 }
 
-/// The arrival of a rank at an address of this host, or the reason for which there will be none.
+/// The arrival of a rank at an address of this host, or the reason that none will come.
 pub(super) type Arrival = Result<(usize, IpAddr)>;
 
 /// Hands on what arrives.
@@ -75,12 +76,12 @@ pub(super) struct StarSink {
     losses: Mutex<Losses>,
 }
 
-/// The first loss, for ranks that cannot read the star's events yet.
+/// The first lost peer, for ranks that cannot read the star's events yet.
 #[derive(Default)]
 struct Losses {
-    /// The first peer that is gone, and the sign by which that was noticed.
+    /// The first peer that is gone, and the sign by which the loss was noticed.
     first: Option<(usize, String)>,
-    /// Is set when a peer is gone.
+    /// The flag that is set when a peer is gone.
     stop: Option<Arc<AtomicBool>>,
 }
 
@@ -91,21 +92,21 @@ impl StarSink {
     }
 
     fn peer(&self, session: &Session) -> usize {
-        // Every rank but 0 has a connection to that alone.
+        // Every rank except 0 has only one connection, to rank 0.
         if self.rank == 0 { rank_of(session.identity()).expect("others are not admitted") } else { 0 }
     }
 }
 
 impl Sink for StarSink {
     fn frame(&self, from: &Arc<Session>, frame: Frame<Vec<u8>>) {
-        // Nobody listens any more once this end has closed.
+        // If this end has closed, nobody reads the events.
         self.news.send(Event::Frame { from: self.peer(from), bytes: frame.header }).ok();
     }
 
     fn event(&self, of: &Arc<Session>, event: ringpull_session::Event) {
         let rank = self.peer(of);
         match event {
-            // Nobody waits any more once all were there.
+            // When all ranks have arrived, nobody waits for arrivals.
             ringpull_session::Event::Connected(here) => drop(self.arrivals.send(Ok((rank, here)))),
             ringpull_session::Event::Refused(error) => drop(self.arrivals.send(Err(error))),
             ringpull_session::Event::Gone(cause) => {
@@ -118,7 +119,7 @@ impl Sink for StarSink {
     }
 
     fn failed(&self, error: Error) {
-        // Nobody waits any more once all were there; each peer is gone then.
+        // When all ranks have arrived, nobody waits for arrivals. The peers are reported as gone.
         self.arrivals.send(Err(error)).ok();
     }
 }
@@ -131,7 +132,7 @@ pub(super) struct Links {
 
 impl Links {
     fn session(&self, peer: usize) -> Option<Arc<Session>> {
-        // It has the name of the end that connects.
+        // The session has the name of the rank that connects.
         self.endpoint.session(&identity(self.sink.rank.max(peer)))
     }
 
@@ -157,12 +158,13 @@ impl Links {
         self.session(peer).is_some_and(|session| session.break_connection())
     }
 
-    /// The first peer that is gone, and the sign by which that was noticed.
+    /// The first peer that is gone, and the sign by which the loss was noticed.
     pub(super) fn first_loss(&self) -> Option<(usize, String)> {
         self.sink.losses.lock().first.clone()
     }
 
-    /// Sets `stop` when a peer is gone, or at once if one is, until this is called with another.
+    /// From now on sets `stop` when a peer is gone, and at once if a peer is already gone. The next call
+    /// replaces `stop`.
     pub(super) fn stop_on_loss(&self, stop: Option<&Arc<AtomicBool>>) {
         let mut losses = self.sink.losses.lock();
         losses.stop = stop.cloned();

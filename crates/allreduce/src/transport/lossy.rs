@@ -1,5 +1,5 @@
-//! Messages among ranks of which one may be lost. The survivors go on in the same communicator (`ulfm` has
-//! MPI's part).
+//! Messages between ranks in a job that may lose some. The survivors go on in the existing communicator
+//! (`ulfm` has MPI's part).
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -15,7 +15,8 @@ use crate::transport::ulfm::Ulfm;
 use crate::transport::{SendMode, Stamp, Transport};
 
 impl Mpi {
-    /// Returns an error if a process of the communicator is known to be lost. Lets the library find out.
+    /// Lets the library look for losses. Returns an error if a process of the communicator is known to be
+    /// lost.
     pub fn check_failures(&mut self) -> Result<()> {
         self.progress();
         self.checked_failures()
@@ -27,7 +28,7 @@ impl Mpi {
             count => Err(Error::PeerLost {
                 peer: format!("{count} of {} processes", self.size),
                 ranks: Vec::new(),
-                cause: "MPI has lost them".to_owned(),
+                cause: "MPI reports the failure".to_owned(),
                 operation: "communication".to_owned(),
                 rank: Some(self.rank),
             }),
@@ -49,15 +50,15 @@ impl Mpi {
         })
     }
 
-    /// Returns every rank's bytes, of the same length on each. Returns an error if a rank is lost meanwhile.
-    /// Blocks; collective. Uses messages of our own, as a collective of the library may leave freed ones
-    /// behind.
+    /// Returns every rank's bytes. All ranks give the same number of bytes. Returns an error if a rank is
+    /// lost meanwhile. Blocks; collective. Uses single messages, because a collective of the library may
+    /// leave freed messages behind.
     pub fn exchange(&mut self, own: &[u8], stamp: Stamp) -> Result<Vec<Vec<u8>>> {
         let given = own.to_vec();
         let mut taken = vec![vec![0; own.len()]; self.size];
         let exchanged = self.exchange_from(&given, &mut taken, stamp);
         if exchanged.is_err() {
-            // The library may still use them.
+            // The library may still use these buffers.
             std::mem::forget((given, taken));
             return exchanged.map(|()| Vec::new());
         }
@@ -67,7 +68,7 @@ impl Mpi {
     fn exchange_from(&mut self, given: &[u8], taken: &mut [Vec<u8>], stamp: Stamp) -> Result<()> {
         let others: Vec<usize> = (0..self.size).filter(|rank| *rank != self.rank).collect();
         for other in &others {
-            // SAFETY: the caller keeps both until all are done, or for ever.
+            // SAFETY: the caller keeps both buffers until all messages are done, or for ever.
             unsafe {
                 self.recv(*other, stamp, &raw mut taken[*other][..], 0)?;
                 self.send(*other, stamp, &raw const *given, SendMode::Synchronous, 0)?;
@@ -84,8 +85,8 @@ impl Mpi {
         Ok(())
     }
 
-    /// Polls as `poll` does, and never completes a message that has failed: the library would free it, and
-    /// must not.
+    /// Polls as `poll` does, but never completes a message that has failed, because the library would then
+    /// free it, which it must not.
     pub(super) fn poll_elastic(&mut self, done: &mut Vec<u32>) -> Result<()> {
         let mut waiting: Vec<(bool, usize, c_int)> = Vec::new();
         let mut finished = 0;
@@ -112,7 +113,7 @@ impl Mpi {
             self.inflight.remove(at);
             finished += 1;
             if let Some(due) = due {
-                // SAFETY: MPI_Wait has reported this receive there.
+                // SAFETY: MPI_Wait has stored this receive's status there.
                 check_arrival(self.rank, due, unsafe { self.requests.received(0) })?;
             }
             done.push(token);
@@ -125,7 +126,7 @@ impl Mpi {
     }
 }
 
-/// The MPI state that survivors of a loss go on with.
+/// The MPI state with which survivors of a loss go on.
 pub struct Heritage {
     api: &'static Api,
     ulfm: Ulfm,
@@ -137,17 +138,17 @@ pub struct Heritage {
 }
 
 impl Heritage {
-    /// Returns MPI over the processes that are left, and their ranks before; `None` if all are left. Waits
-    /// for all that are left; collective. On the thread that initialised MPI.
+    /// Returns MPI over the surviving processes, and the ranks that they had before. Returns `None` if no
+    /// process is lost. Waits for all survivors; collective. To be called on the thread that initialised MPI.
     ///
-    /// MPI may have reported a loss to other ranks and not to this one, which then learns of it from them:
-    /// after `patience` it goes on without MPI's report. Messages under way are never looked at again, and
-    /// have tags that no later message has.
+    /// MPI may have reported a loss to other ranks and not to this rank. This rank then learns of the loss
+    /// from the others, and after `patience` it goes on without MPI's report. Messages under way are never
+    /// looked at again, and have tags that no later message has.
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
         while self.ulfm.failures(self.comm) <= self.remaining.lost() && begun.elapsed() < patience {
-            // A look at what came from any rank is refused from a loss on until that is acknowledged; no
-            // process is lost to itself.
+            // After a loss MPI refuses a probe for messages of any rank until the loss is acknowledged. A
+            // probe of this process's own communicator is not refused.
             probe(self.api, own(self.api));
             std::thread::sleep(Duration::from_micros(200));
         }

@@ -1,6 +1,6 @@
-//! Barriers (meetings) of ranks at counters in memory that they share. No rank goes on before all have come,
-//! and writes made before the meeting are visible after it. An operation's meetings have a lane of their own:
-//! its first rank takes a free one, and its last rank to leave frees it.
+//! Barriers (meetings) of ranks, with counters in memory that the ranks share. No rank goes on before all
+//! have come, and writes made before the meeting are visible after it. Each operation has a lane for its
+//! meetings: its first rank takes a free lane, and the last rank that leaves frees the lane.
 //!
 //! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the
 //! memory model allows.
@@ -21,7 +21,7 @@ pub(crate) trait Number {
     fn lock(&self) -> bool;
 }
 
-/// A number that ranks may sleep on.
+/// A number for whose change ranks may sleep.
 pub(crate) trait SleepCounter: Number {
     /// Sleeps until it is woken, for at most `longest`. Returns at once if the number is no longer `value`.
     fn sleep(&self, value: u32, longest: Duration);
@@ -52,30 +52,31 @@ impl SleepCounter for AtomicU32 {
         let nap = Timespec::try_from(longest).expect("a nap is a valid time");
         match futex::wait(self, futex::Flags::empty(), value, Some(&nap)) {
             Ok(()) | Err(Errno::TIMEDOUT | Errno::AGAIN | Errno::INTR) => {}
-            // The system lacks this call: look at intervals instead.
+            // The system lacks this call, so look at intervals instead.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
 
     fn wake(&self) {
         if let Err(cause) = futex::wake(self, futex::Flags::empty(), i32::MAX as u32) {
-            // They wake by themselves after a nap.
+            // The ranks wake up by themselves after a nap.
             tracing::debug!(%cause, "sleeping ranks could not be woken");
         }
     }
 }
 
-/// The counters of a place to meet. All begin at zero.
+/// The counters of a place to meet. All start at zero.
 pub(super) struct Meeting<'a, N> {
-    /// Ranks that have come to the present meeting.
+    /// The number of ranks that have come to the current meeting.
     pub(super) arrived: &'a N,
-    /// Meetings that have taken place.
+    /// The number of meetings that have taken place.
     pub(super) generation: &'a N,
 }
 
 impl<N: SleepCounter> Meeting<'_, N> {
-    /// Comes to a meeting of `ranks` ranks. Stores in `met` how many meetings this rank has come to. The last
-    /// rank that comes rings the `bell`. Returns the meeting to wait for; `None` for the last rank.
+    /// Takes part in a meeting of `ranks` ranks. Stores in `met` the number of meetings in which this rank
+    /// has taken part. The last rank that comes rings the `bell`. Returns the meeting to wait for, or `None`
+    /// for the last rank.
     pub(super) fn come(&self, met: &N, ranks: u32, bell: &Bell<'_, N>) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         met.store(generation.wrapping_add(1), Ordering::Relaxed);
@@ -94,17 +95,17 @@ impl<N: SleepCounter> Meeting<'_, N> {
     }
 }
 
-/// The counters that tell all waiting ranks that some meeting has taken place. All begin at zero. A rank
-/// reads the bell, looks at all that it waits for, and then waits for the bell to ring again.
+/// The counters that notify all waiting ranks of any meeting that has taken place. All start at zero. A rank
+/// reads the bell, checks everything for which it waits, and then waits for the bell to ring again.
 pub(super) struct Bell<'a, N> {
-    /// The number of times that it was rung.
+    /// The number of times that the bell was rung.
     pub(super) rings: &'a N,
-    /// Ranks that sleep, or are about to.
+    /// The number of ranks that sleep or are about to sleep.
     pub(super) sleepers: &'a N,
 }
 
 impl<N: SleepCounter> Bell<'_, N> {
-    /// The number of times that it was rung so far.
+    /// Returns the number of times that the bell was rung so far.
     pub(super) fn read(&self) -> u32 {
         self.rings.load(Ordering::Acquire)
     }
@@ -131,7 +132,8 @@ impl<N: SleepCounter> Bell<'_, N> {
     /// Sleeps until the bell rings, for at most `longest`. Returns at once if the bell has rung since `read`.
     pub(super) fn nap(&self, read: u32, longest: Duration) {
         self.sleepers.add(1, Ordering::SeqCst);
-        // The rank that rings sees the sleeper, or the sleeper sees the ring: both are `SeqCst`.
+        // Either the rank that rings sees the sleeper, or the sleeper sees the ring, because both accesses
+        // are `SeqCst`.
         if self.rings.load(Ordering::SeqCst) == read {
             self.rings.sleep(read, longest);
         }
@@ -139,15 +141,14 @@ impl<N: SleepCounter> Bell<'_, N> {
     }
 }
 
-/// The counters that say which operation has which lane: a stamp and an epoch for each lane. All begin at
-/// zero.
+/// The counters that assign lanes to operations: a stamp and an epoch for each lane. All start at zero.
 pub(super) struct Tenancies<'a, N> {
     /// The lock, which a rank holds while it takes a lane.
     pub(super) lock: &'a N,
     /// The stamps of the operations.
     pub(super) stamps: &'a [N],
-    /// The epoch of each lane. It is odd while an operation has the lane, and is another number for each
-    /// operation.
+    /// The epoch of each lane. It is odd while an operation has the lane, and each operation in the lane has
+    /// a different epoch.
     pub(super) epochs: &'a [N],
 }
 
@@ -155,16 +156,15 @@ pub(super) struct Tenancies<'a, N> {
 const LOCK_LOOKS: usize = if cfg!(test) { 1 } else { 1000 };
 
 impl<N: Number> Tenancies<'_, N> {
-    /// Enters the lane that the operation `stamp` has, or takes a free one for it. Returns the lane's index;
-    /// `None` if no lane can be had now. `entered` holds the epoch in which this rank was last in each lane.
+    /// Enters the lane of the operation `stamp`, or takes a free lane for it. Returns the lane's index, or
+    /// `None` if no lane is available now. `entered` has the epoch in which this rank was last in each lane.
     /// The rank never enters a lane twice in one epoch, because a later operation may have the same stamp.
     pub(super) fn enter(&self, entered: &mut [u32], stamp: u32) -> Option<usize> {
         for look in 1.. {
             if let Some(index) = self.find(entered, stamp) {
                 return Some(index);
             }
-            // The rank that has the lock gives it back after a few loads and stores, unless it loses its
-            // core.
+            // The rank that has the lock releases it after a few loads and stores, unless it loses its core.
             match self.lock.lock() {
                 true => break,
                 false if look == LOCK_LOOKS => return None,
@@ -195,7 +195,7 @@ impl<N: Number> Tenancies<'_, N> {
         })
     }
 
-    /// Leaves a lane. `left` counts the ranks that have left it, of `ranks`. The lane is free when all have
+    /// Leaves a lane. `left` counts the ranks that have left it. The lane is free when all `ranks` ranks have
     /// left.
     pub(super) fn leave(&self, lane: usize, left: &N, ranks: u32) {
         if left.add(1, Ordering::AcqRel) + 1 == ranks {
@@ -210,8 +210,8 @@ pub(super) fn offer(taken: &impl Number) {
     taken.store(0, Ordering::Relaxed);
 }
 
-/// Takes the next of the offered `pieces`. Returns `None` if all are taken. Is to be called between the
-/// meeting after the offer and the next one.
+/// Takes the next of the offered `pieces`. Returns `None` if all are taken. To be called between the first
+/// and the second meeting after the offer.
 pub(super) fn take(taken: &impl Number, pieces: usize) -> Option<usize> {
     let piece = taken.add(1, Ordering::Relaxed) as usize;
     (piece < pieces).then_some(piece)
@@ -224,11 +224,11 @@ pub(crate) mod tests {
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
 
-    /// A number of loom's, which treats `SeqCst` as acquire and release: a fence before each such access
-    /// stands for the rest.
+    /// A number of loom. Loom treats `SeqCst` as acquire and release, so a fence before each such access
+    /// supplies the rest.
     pub(crate) struct LoomNumber {
         value: loom::sync::atomic::AtomicU32,
-        /// The kernel's queue: it compares and sleeps in one step.
+        /// The kernel's queue, which compares and sleeps in one step.
         queue: Mutex<()>,
         woken: Condvar,
     }
@@ -266,7 +266,7 @@ pub(crate) mod tests {
     }
 
     impl SleepCounter for LoomNumber {
-        /// Never ends by itself: a wake-up that is lost is a deadlock, which loom reports.
+        /// Sleeps without a limit, so that a lost wake-up is a deadlock, which loom reports.
         fn sleep(&self, value: u32, _longest: Duration) {
             let queue = self.queue.lock().unwrap();
             if self.value.load(Ordering::Acquire) == value {
@@ -331,8 +331,8 @@ pub(crate) mod tests {
         });
     }
 
-    /// Writes its own slot, meets, reads all. Accesses that no ordering keeps apart are an error of loom's:
-    /// one slot may be filled while the other is read.
+    /// Each rank writes its own slot, meets, and reads all slots. Loom reports accesses that are not ordered.
+    /// One slot may be filled while the other is read.
     fn rounds(count: u32, ranks: usize, looks: usize) -> impl Fn(usize, &MeetingPlace, &[UnsafeCell<()>]) + Copy {
         move |rank, place, slots| {
             for round in 0..count {
@@ -346,7 +346,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Two lanes, each with a place to meet and a slot of its own for each of two ranks.
+    /// Two lanes. Each has a place to meet, and a slot for each of two ranks.
     #[derive(Default)]
     struct TwoLanes {
         lock: LoomNumber,
@@ -362,8 +362,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Operations one after another on two ranks, all of one stamp or of different ones: each writes its own
-    /// slot of the lane, meets, reads the other's, and leaves.
+    /// Runs operations one after another on two ranks, with equal or different stamps. Each rank writes its
+    /// own slot of the lane, meets, reads the other rank's slot, and leaves.
     fn operations(stamps: [u32; 3]) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
@@ -406,9 +406,9 @@ pub(crate) mod tests {
         operations([u32::MAX, 0, 1]);
     }
 
-    /// These tests find `AcqRel` of `arrived` weakened in any way, and a last rank that wakes nobody. They do
-    /// not find an access that is weakened from `SeqCst` before a load that has kept its own: the fence of that
-    /// load stands for both.
+    /// These tests fail if `AcqRel` of `arrived` is weakened in any way, or if the last rank wakes nobody.
+    /// They do not fail if an access is weakened from `SeqCst` before a load that is still `SeqCst`, because
+    /// the fence of that load orders both.
     #[test]
     fn writes_before_a_meeting_are_visible_after_it_and_no_rank_sleeps_through_it() {
         ranks(2, 3, rounds(3, 2, 0));

@@ -1,10 +1,11 @@
-//! Bytes between two ranks.
+//! The exchange of bytes between ranks.
 //!
-//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and `mpi`.
-//! Beside it the [`control`] star: a few small messages through rank 0 that agree on the order of launches,
-//! carry errors, and notice at once when a process is gone. It carries no gradient.
+//! There is one contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and
+//! `mpi`. Beside it there is the [`control`] star. It carries a few small messages through rank 0 to agree on
+//! the order of launches and to report errors, and it notices at once when a process is gone. It carries no
+//! gradient.
 //!
-//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`).
+//! Ranks of one host also have a [`window`] of shared memory, with barriers (`meeting`).
 #![allow(unsafe_code)]
 
 pub mod control;
@@ -29,8 +30,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ringpull_base::Result;
 
-/// The number of messages of MPI that have been sent or received in this process, of any operation: it shows
-/// progress.
+/// The number of messages of MPI that have been sent or received in this process, of any operation. A change
+/// of it shows progress.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 
 /// The number of messages of MPI that have been sent and received in this process.
@@ -50,7 +51,7 @@ fn opened() {
     OPEN.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Gives up the messages under way: they will never be done.
+/// Forgets the messages under way, because they will never be done.
 fn forget_open() {
     OPEN.store(0, Ordering::Relaxed);
 }
@@ -68,33 +69,33 @@ pub type Stamp = u32;
 /// The bit in the stamp of a process set's operation. These operations have numbers of their own.
 pub const OF_A_SET: Stamp = 1 << 31;
 
-/// A collective of equal blocks, such as a library may have.
+/// A collective of equal blocks that a library may offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockCollective {
-    /// All ranks' inputs.
+    /// Each rank gets the inputs of all ranks.
     Allgather,
-    /// A block of every rank's input.
+    /// Each rank gets one block of every rank's input.
     Alltoall,
-    /// The sum of all ranks' blocks for this one.
+    /// Each rank gets the sum of all ranks' blocks for it.
     ReduceScatter(ringpull_base::DType),
 }
 
 /// The condition on which a send is done, in MPI's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendMode {
-    /// Done when the memory may change: the bytes may still be on their way, or wait at the peer for a
-    /// receive.
+    /// The send is done when its memory may change. The bytes may still be on their way, or wait at the peer
+    /// for a receive.
     Standard,
-    /// Done when the peer has also begun to receive them. As `Standard` if the transport cannot tell.
+    /// The send is done when the peer has also begun to receive the bytes. Like `Standard` if the transport
+    /// cannot know that.
     Synchronous,
 }
 
-/// The messages between one rank and the others: posts sends and receives, several in flight, and reports
-/// which are done.
+/// Exchanges messages between one rank and the others. Posts sends and receives, of which several may be in
+/// flight, and reports which are done.
 ///
-/// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive
-/// of b from a with that stamp. Both must name the same length; it is an error, not a mixture, if they do
-/// not.
+/// Messages are FIFO per ordered pair and stamp: the k-th send from a to b with a stamp goes to the k-th
+/// receive of b from a with this stamp. If their lengths differ, that is an error, and no bytes are mixed.
 pub trait Transport {
     /// This rank.
     fn rank(&self) -> usize;
@@ -102,34 +103,33 @@ pub trait Transport {
     /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// Starts sending `data` to rank `to`. `token` comes back from [`poll`](Self::poll) when that is done as
-    /// `mode` says.
+    /// Starts sending `data` to rank `to`. [`poll`](Self::poll) returns `token` when the send is done, in the
+    /// sense of `mode`.
     ///
     /// # Safety
-    /// `data` stays valid and unchanged until then, or until the transport is dropped.
+    /// `data` stays valid and unchanged until the send is done, or until the transport is dropped.
     unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()>;
 
-    /// Starts receiving exactly `into.len()` bytes from rank `from`. `token` comes back from
-    /// [`poll`](Self::poll) when they are there.
+    /// Starts receiving exactly `into.len()` bytes from rank `from`. [`poll`](Self::poll) returns `token`
+    /// when they have arrived.
     ///
     /// # Safety
-    /// `into` stays valid and untouched until then, or until the transport is dropped.
+    /// `into` stays valid and untouched until the receive is done, or until the transport is dropped.
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()>;
 
     /// Appends the tokens that are done to `done`. Does not block.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
 
-    /// Lets the library make progress, to be called now and then while nothing is in flight here: a peer may
-    /// wait for an answer that did not fit into a socket. Does not block.
+    /// Lets the library make progress. To be called now and then while nothing is in flight on this rank,
+    /// because a peer may wait for an answer that did not fit into a socket. Does not block.
     fn progress(&mut self) {}
 
-    /// Lets others run for a moment, between two looks for a message that may come very soon.
+    /// Lets other threads run for a moment, between two looks for a message that may come very soon.
     fn relax(&mut self) {
         std::thread::yield_now();
     }
 
-    /// Returns when something may have arrived, at the latest after `longest`. Leaves the cores to others
-    /// meanwhile.
+    /// Waits until something may have arrived, for at most `longest`. Leaves the cores to others meanwhile.
     fn wait(&mut self, longest: std::time::Duration) {
         std::thread::sleep(longest);
     }
@@ -149,19 +149,19 @@ pub trait Transport {
         Err(ringpull_base::Error::Unsupported {
             kind: self.name(),
             operation: "native collectives".to_owned(),
-            reason: "this transport has none of its own; choose another algorithm".to_owned(),
+            reason: "this transport has no such collective of its own; choose another algorithm".to_owned(),
         })
     }
 
-    /// Returns for each rank the lowest rank of its host. The same on every rank. Collective.
+    /// Returns the lowest rank of each rank's host. The result is the same on every rank. Collective.
     fn hosts(&mut self) -> Result<Vec<usize>> {
         Ok((0..self.size()).collect())
     }
 
     /// Limits the library's own collectives, and [`hosts`](Self::hosts), to the first `workers` ranks from
-    /// now on: no other rank calls them. Messages may go to every rank as before. Collective.
+    /// now on. No other rank calls them. Messages may still go to every rank. Collective.
     fn narrow(&mut self, workers: usize) -> Result<()>;
 
-    /// The name of the library behind it.
+    /// Returns the name of the library behind the transport.
     fn name(&self) -> String;
 }

@@ -1,7 +1,7 @@
 //! The MPI wire: point-to-point messages on a communicator of our own, through the table of `ringpull_mpi`.
 //!
-//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one,
-//! so the communicator returns its errors instead of ending the job without our words.
+//! All calls are made by the one thread that created the [`Mpi`]. Every return code is checked here, so that
+//! an error is reported with our words. By default MPI would end the job.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -21,12 +21,12 @@ use crate::transport::sockets::Sockets;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
 
-/// Bits of a tag that carry the stamp, and the one for process sets: every MPI allows tags up to 32767.
+/// The bits of a tag for the stamp, and the bit for process sets. Every MPI allows tags up to 32767.
 const TAG_MASK: u32 = 0x3fff;
 const TAG_OF_A_SET: u32 = 0x4000;
 
-/// Bits of a tag below the number of lost ranks. Only Open MPI 5 and later go on after a loss: they allow all
-/// tags of an int.
+/// The number of bits of a tag below the number of lost ranks. Only Open MPI 5 and later go on after a loss,
+/// and they allow all tags of an int.
 const TAG_BITS: u32 = 15;
 
 fn tag(stamp: Stamp, lost: usize) -> c_int {
@@ -34,8 +34,8 @@ fn tag(stamp: Stamp, lost: usize) -> c_int {
     ((lost as u32) << TAG_BITS | of_a_set | stamp & TAG_MASK) as c_int
 }
 
-/// Returns a number that is the same for all processes that reach each other over loopback, and for hardly
-/// any others.
+/// Returns a number that is equal on processes that reach each other over loopback, and almost surely differs
+/// on others.
 pub fn network_id() -> u64 {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|_| std::process::id().to_string());
     let namespace = std::fs::read_link("/proc/self/ns/net").map(|name| name.to_string_lossy().into_owned());
@@ -47,7 +47,7 @@ pub fn network_id() -> u64 {
 pub struct Mpi {
     pub(super) api: &'static Api,
     pub(super) comm: Comm,
-    /// The ranks' numbers there.
+    /// The ranks' numbers in the communicator.
     pub(super) remaining: RemainingProcesses,
     /// The communicator of the ranks that call the library's collectives, and their number.
     collective: (Comm, usize),
@@ -57,32 +57,33 @@ pub struct Mpi {
     pub(super) requests: Requests,
     pub(super) inflight: Vec<InFlight>,
     pub(super) sockets: Sockets,
-    /// True if a look at requests that are not done yields the processor.
+    /// True if the library yields the processor when it finds that no request is done.
     pub(super) yields: bool,
-    /// True if this thread initialised MPI. The thread that did may finalise it as soon as none of our
-    /// messages is under way. If that is another thread, no answers to synchronous messages can be awaited
-    /// then, so no message is synchronous.
+    /// True if this thread initialised MPI. The thread that initialised MPI may finalise it as soon as none
+    /// of our messages is under way. If that is another thread, this thread cannot wait for the answers to
+    /// synchronous messages before, so no message is synchronous.
     pub(super) initialised_here: bool,
-    /// Set in a job that goes on without lost ranks.
+    /// The functions of ULFM, in a job that goes on without lost ranks.
     pub(super) ulfm: Option<Ulfm>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct InFlight {
     pub(super) token: u32,
-    /// The direction (true for a receive), the peer and the tag. Of the messages that have them alike, none
-    /// is done before an earlier one.
+    /// The direction (true for a receive), the peer and the tag. Messages that have these in common are done
+    /// in order.
     pub(super) way: (bool, usize, c_int),
-    /// The peer, the stamp and the length that are due, for a receive.
+    /// For a receive: the expected peer, stamp and length.
     pub(super) due: Option<(usize, Stamp, usize)>,
 }
 
-/// Finalises MPI unless that is done. To be called on the thread that initialised it, when nothing of MPI is
-/// used any more; peers that never come are waited for.
+/// Finalises MPI, unless it is finalised already. To be called on the thread that initialised it, when
+/// nothing of MPI is used any more. Waits for all peers, without a limit.
 pub(crate) fn finalise() {
     let Ok(api) = api() else { return };
     let mut flag: c_int = 0;
-    // SAFETY: the first may be called at any time; the second follows on the thread that initialised, once.
+    // SAFETY: the first function may be called at any time. The second is called once, on the thread that
+    // initialised MPI.
     unsafe {
         (api.finalized)(&raw mut flag);
         if flag == 0 {
@@ -91,21 +92,21 @@ pub(crate) fn finalise() {
     }
 }
 
-/// Lets the library take messages that have arrived, and reports of losses. Receives nothing; the next
-/// operation finds an error.
+/// Lets the library take messages that have arrived, and reports of losses. Receives nothing. The next
+/// operation returns the error, if there is one.
 pub(super) fn probe(api: &Api, comm: Comm) {
     // SAFETY: the communicator lives.
     unsafe { (api.probe)(comm) };
 }
 
-/// The communicator of this process alone.
+/// Returns the communicator that has only this process.
 pub(super) fn own(api: &Api) -> Comm {
-    // SAFETY: it gives a constant of the library.
+    // SAFETY: the call returns a constant of the library.
     unsafe { (api.comm_self)() }
 }
 
-/// Tells a launcher that may start the job again that all ranks have started MPI. From now on the others go
-/// on without a rank that ends; before, they would wait for it.
+/// Tells the launcher, which may start the job again, that all ranks have started MPI. From now on the others
+/// go on if a rank ends. Before, they would wait for it.
 fn mark_start() {
     let marked = config::elastic().map(|job| {
         job.map(|(folder, generation)| OwnFolder::open(&folder)?.mark(&format!("{STARTED}{generation}"))).transpose()
@@ -117,13 +118,13 @@ fn mark_start() {
 
 impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
-    /// ranks, in which helpers come last. Messages of up to `eager_bytes` must be sent without asking, the
-    /// same on every rank; `None` leaves the library its own limit. `elastic`: the job is to go on without
-    /// lost ranks, if the library and the launcher can. Collective.
+    /// ranks, in which helpers come last. Messages of up to `eager_bytes`, or of up to the library's own
+    /// limit if it is `None`, are sent without asking the receiver. All ranks must give the same value. If
+    /// `elastic`, the job goes on without lost ranks, if the library and the launcher can. Collective.
     pub fn initialise(eager_bytes: Option<usize>, elastic: bool, is_helper: bool) -> Result<Self> {
         let (api, name) = (api()?, mpi_library()?);
-        // The library makes files of its own, to share memory with ranks of this host, and does without where
-        // it cannot.
+        // The library makes files to share memory with ranks of this host. If it cannot, it does not need
+        // them.
         file_limit::without_signal_in_this_thread();
         set_parameters(eager_bytes);
         let ulfm = if elastic { Ulfm::usable(api) } else { None };
@@ -140,8 +141,7 @@ impl Mpi {
             let code = unsafe { (api.init_thread)(level_wanted(api, ulfm.is_some()), &raw mut provided) };
             check("MPI_Init_thread", 0, code)?;
             if ulfm.is_some() {
-                // By default a loss in the next call ends this process.
-                // SAFETY: MPI is initialised.
+                // Without this call a loss in the next call ends the process. SAFETY: MPI is initialised.
                 let set = unsafe { (api.set_errors_return)((api.world)()) };
                 check("MPI_Comm_set_errhandler", 0, set)?;
             }
@@ -165,7 +165,7 @@ impl Mpi {
             check("MPI_Comm_size", rank as usize, (api.comm_size)(comm, &raw mut size))?;
         }
         if size < world {
-            // They would wait for each other in different ways.
+            // The ranks would wait for each other in different ways.
             return Err(Error::job_mismatch(
                 format!(
                     "{} of {world} ranks are to go on without lost ranks (RINGPULL_ELASTIC), the others are not",
@@ -183,8 +183,8 @@ impl Mpi {
         Ok(Mpi::over(api, comm, RemainingProcesses::all(size), rank, name, yields, (initialised_here, ulfm)))
     }
 
-    /// MPI over the remaining processes of a communicator of its own. No message has the tags of another over
-    /// the same number.
+    /// Returns MPI over the remaining processes of its own communicator. The tags differ for each number of
+    /// lost processes.
     pub(super) fn over(
         api: &'static Api,
         comm: Comm,
@@ -217,7 +217,7 @@ impl Mpi {
         self.ulfm.is_some() && self.initialised_here
     }
 
-    /// Returns true if this process's thread has initialised MPI, and not the program before.
+    /// Returns true if this type has initialised MPI, and not the program.
     pub fn is_initialised_here(&self) -> bool {
         self.initialised_here
     }
@@ -236,8 +236,8 @@ impl Mpi {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Returns a function that finalises MPI if `initialise` initialised it. To be called on the same thread;
-    /// peers that never come are waited for.
+    /// Returns a function that finalises MPI if `initialise` initialised it. To be called on the thread that
+    /// initialised MPI. Waits for all peers, without a limit.
     pub fn finaliser(&self) -> Box<dyn FnOnce()> {
         if self.initialised_here { Box::new(finalise) } else { Box::new(|| ()) }
     }
@@ -263,8 +263,8 @@ impl Transport for Mpi {
     unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         let api = self.api;
         let (name, send) = match mode {
-            // A send that is done has arrived, in a job that goes on without lost ranks: none is under way
-            // that the library has freed.
+            // In a job that goes on without lost ranks, a send is done only when it has arrived, so no
+            // message is under way that the library has freed.
             _ if self.ulfm.is_some() => ("MPI_Issend", api.issend),
             SendMode::Synchronous if self.initialised_here => ("MPI_Issend", api.issend),
             _ => ("MPI_Isend", api.isend),
@@ -310,7 +310,7 @@ impl Transport for Mpi {
             let index = self.requests.end(at).index as usize;
             let flight = self.inflight[index];
             if let Some(due) = flight.due {
-                // SAFETY: MPI_Testsome has reported this receive there.
+                // SAFETY: MPI_Testsome has stored this receive's status there.
                 check_arrival(self.rank, due, unsafe { self.requests.received(at) })?;
             }
             done.push(flight.token);
@@ -328,7 +328,8 @@ impl Transport for Mpi {
         if !self.initialised_here {
             return;
         }
-        // In a job that goes on without lost ranks as `Heritage` does.
+        // In a job that goes on without lost ranks, probe only this process's communicator, as `Heritage`
+        // does.
         probe(self.api, if self.ulfm.is_some() { own(self.api) } else { self.comm });
     }
 
@@ -358,7 +359,8 @@ impl Transport for Mpi {
         let (name, code) = match which {
             BlockCollective::Allgather => {
                 let count = self.count(input.len())?;
-                // SAFETY: `input` holds `count` bytes, `out` as many of each rank; the call blocks.
+                // SAFETY: `input` holds `count` bytes, and `out` holds `count` bytes for each rank. The call
+                // blocks.
                 ("MPI_Allgather", unsafe { (self.api.allgather)(from, count, to, comm) })
             }
             BlockCollective::Alltoall => {
@@ -368,7 +370,8 @@ impl Transport for Mpi {
             }
             BlockCollective::ReduceScatter(dtype) => {
                 let (datatype, count) = (self.datatype(dtype)?, self.count(out.len() / dtype.size_bytes())?);
-                // SAFETY: `out` holds `count` elements, `input` as many for each rank; the call blocks.
+                // SAFETY: `out` holds `count` elements, and `input` holds `count` elements for each rank. The
+                // call blocks.
                 ("MPI_Reduce_scatter_block", unsafe { (self.api.reduce_scatter)(from, to, count, datatype, comm) })
             }
         };
@@ -390,7 +393,7 @@ impl Transport for Mpi {
         unsafe {
             let code = (self.api.comm_split_hosts)(comm, self.rank as c_int, &raw mut local);
             check("MPI_Comm_split_type", self.rank, code)?;
-            // Ordered by their ranks here: the first is the lowest.
+            // The local ranks are in the order of the ranks in `comm`, so the first is the lowest.
             let code = (self.api.bcast)((&raw mut lowest).cast(), int, 0, local);
             check("MPI_Bcast", self.rank, code)?;
             check("MPI_Comm_free", self.rank, (self.api.comm_free)(local))?;
@@ -434,8 +437,7 @@ impl Mpi {
         })
     }
 
-    /// Returns an error if ranks were lost: the library's collectives of a communicator end with the first
-    /// loss.
+    /// Returns an error if ranks were lost, because the library's collectives work only until the first loss.
     fn check_whole(&self) -> Result<()> {
         match self.remaining.lost() {
             0 => Ok(()),
@@ -456,8 +458,8 @@ impl Mpi {
         Error::Unsupported { kind: self.name.clone(), operation: "a collective of MPI's own".to_owned(), reason }
     }
 
-    /// The error of a failed `MPI_Testsome`: that of the first request which failed, by the peer it came
-    /// from.
+    /// Returns the error of a failed `MPI_Testsome`. It is the error of the first request that failed, and
+    /// names its peer.
     fn first_failure(&self, code: c_int, finished: usize) -> Error {
         for end in (0..finished).map(|at| self.requests.end(at)).filter(|end| end.error != 0) {
             if let Some((from, stamp, len)) = self.inflight[end.index as usize].due {
@@ -470,7 +472,7 @@ impl Mpi {
     }
 }
 
-/// Returns an error if a message is not as long as the one due: its bytes have been received but are never
+/// Returns an error if a message has not the expected length. Its bytes have been received but are never
 /// used.
 pub(super) fn check_arrival(
     rank: usize,

@@ -1,8 +1,8 @@
-//! Memory of another process of this host, read and written through the kernel (`process_vm_readv`), so that
-//! a buffer that nobody else maps needs no shared copy.
+//! Reads and writes memory of another process of this host through the kernel (`process_vm_readv`). So a
+//! buffer that no other process maps needs no copy in shared memory.
 //!
-//! The system may forbid it: a process may be touched by those that may trace it (`ptrace(2)`). So every rank
-//! reads a number from every other before anything depends on it.
+//! The system may forbid that: only a process that may trace another (`ptrace(2)`) may read its memory. So
+//! every rank first tries to read a number from every other rank.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 pub struct Probe {
     /// The address of the number.
     pub address: u64,
-    /// The number: no other process's memory has it.
+    /// The number, which no other process has in its memory.
     pub value: u64,
 }
 
@@ -23,8 +23,8 @@ impl Probe {
     pub const NONE: Probe = Probe { address: 0, value: 0 };
 }
 
-/// This process's number. Allows the processes of the same launcher to read it where the system asks for
-/// that.
+/// Returns this process's number. Allows the processes of this launcher to read it, if the system requires a
+/// permission.
 pub fn probe() -> Probe {
     static VALUE: OnceLock<u64> = OnceLock::new();
     let value = VALUE.get_or_init(|| {
@@ -38,8 +38,9 @@ pub fn probe() -> Probe {
     Probe { address: std::ptr::from_ref(value) as u64, value: *value }
 }
 
-/// Allows processes of the launcher to read this one. Yama's scope 1, Ubuntu's default, requires a process to
-/// name the process that may trace it, with its descendants.
+/// Allows processes of the launcher to read this process. Yama's scope 1, Ubuntu's default, requires a
+/// process to name another process that may trace it. The descendants of the named process may then trace it
+/// too.
 fn allow_processes_of_the_launcher() {
     let scope = std::fs::read_to_string(Path::new("/proc/sys/kernel/yama/ptrace_scope"));
     if scope.is_ok_and(|scope| scope.trim() == "1")
@@ -50,7 +51,7 @@ fn allow_processes_of_the_launcher() {
     }
 }
 
-/// Returns true if that process has that number, and this one can read it.
+/// Returns true if this process can read the number of the process `pid`, and it is the expected one.
 pub fn can_read(pid: u32, probe: Probe) -> bool {
     // Miri does not know the call.
     if cfg!(miri) || probe == Probe::NONE {
@@ -62,7 +63,7 @@ pub fn can_read(pid: u32, probe: Probe) -> bool {
     outcome.is_ok() && value == probe.value && value != 0
 }
 
-/// Copies memory of that process.
+/// Copies from memory of the process `pid`.
 ///
 /// # Safety
 /// `to` is valid for `len_bytes` bytes, and nobody else touches them. Bytes that the other process writes
@@ -71,26 +72,27 @@ pub unsafe fn read(pid: u32, from: u64, to: *mut u8, len_bytes: usize) -> io::Re
     transfer(len_bytes, |done| {
         let own = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len_bytes - done };
         let other = libc::iovec { iov_base: (from + done as u64) as *mut _, iov_len: len_bytes - done };
-        // SAFETY: one range each; the caller has lent the own one, and the kernel checks the other.
+        // SAFETY: there is one range in each process. The caller has lent the own range, and the kernel
+        // checks the other.
         unsafe { libc::process_vm_readv(pid.cast_signed(), &raw const own, 1, &raw const other, 1, 0) }
     })
 }
 
-/// Copies to memory of that process.
+/// Copies to memory of the process `pid`.
 ///
 /// # Safety
-/// `from` is valid for `len_bytes` bytes. The other process has lent that many from `to`, and nobody else
-/// touches them.
+/// `from` is valid for `len_bytes` bytes. The other process has lent `len_bytes` bytes at `to`, and nobody
+/// else touches them.
 pub unsafe fn write(pid: u32, from: *const u8, to: u64, len_bytes: usize) -> io::Result<()> {
     transfer(len_bytes, |done| {
         let own = libc::iovec { iov_base: from.wrapping_add(done).cast_mut().cast(), iov_len: len_bytes - done };
         let other = libc::iovec { iov_base: (to + done as u64) as *mut _, iov_len: len_bytes - done };
-        // SAFETY: one range each, which the caller has lent.
+        // SAFETY: there is one range in each process, and the caller has lent both.
         unsafe { libc::process_vm_writev(pid.cast_signed(), &raw const own, 1, &raw const other, 1, 0) }
     })
 }
 
-/// Calls `some` with the number of bytes done until all are.
+/// Calls `some` with the number of bytes done, until all bytes are done.
 fn transfer(len_bytes: usize, some: impl Fn(usize) -> isize) -> io::Result<()> {
     let mut done = 0;
     while done < len_bytes {

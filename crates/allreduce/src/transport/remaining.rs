@@ -12,7 +12,7 @@ pub(super) struct RemainingProcesses {
 }
 
 impl RemainingProcesses {
-    /// All of `count` processes.
+    /// Returns all of `count` processes.
     pub(super) fn all(count: usize) -> Self {
         RemainingProcesses { numbers: (0..count as c_int).collect(), begun: count }
     }
@@ -25,13 +25,14 @@ impl RemainingProcesses {
         self.numbers[rank]
     }
 
-    /// The number of lost processes. Ranks that agree on who is left agree on this number, which differs from
-    /// that before the loss. Ranks of another part of a job that was cut send them nothing.
+    /// Returns the number of lost processes. Ranks that agree on the survivors agree on this number, and each
+    /// loss changes it. If the network has cut the job into parts, ranks of another part send nothing.
     pub(super) fn lost(&self) -> usize {
         self.begun - self.numbers.len()
     }
 
-    /// Returns the processes that are not among `failed`, by their numbers, and their ranks before.
+    /// Returns the processes that are not among `failed` (which has their numbers in the communicator), and
+    /// the ranks that they had before.
     pub(super) fn without(&self, failed: &[c_int]) -> (Self, Vec<usize>) {
         let is_left = |rank: &usize| !failed.contains(&self.numbers[*rank]);
         let ranks: Vec<usize> = (0..self.numbers.len()).filter(is_left).collect();

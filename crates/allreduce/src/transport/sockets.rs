@@ -1,9 +1,9 @@
-//! A sleep that ends when data comes: waits on the TCP connections that the process has.
+//! A sleep that ends when data arrives. It waits on the TCP connections of the process.
 //!
-//! MPI has no call that waits without using a core. Over TCP the kernel knows better: what a rank waits for
-//! arrives on one of its sockets, and they can be found without asking the library. A wait that ends for
-//! another socket's sake, or for part of a message, costs one look at the library. So it is only a better
-//! sleep: if it finds no socket, or woke for nothing, it sleeps.
+//! MPI has no call that waits without using a core. Over TCP the kernel can wait: the messages of a rank
+//! arrive on its sockets, and these can be found without asking the library. If a wait ends because of
+//! another socket, or of part of a message, it costs one unneeded call of the library. So this is only a
+//! better sleep. If there is no socket, or the last wait ended in vain, it just sleeps.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -13,20 +13,21 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, SocketAddrAny, getpeername, getsockname, shutdown};
 
-/// The time from a look for sockets to the next: connections are made late, and then stay.
+/// The time between two looks for sockets. Connections are made late, and then stay.
 const SOON: Duration = Duration::from_millis(2);
 const LATE: Duration = Duration::from_millis(500);
-/// A sleep for less would take longer than that to wake from: on a fast network each arrival is worth a look.
+/// The shortest sleep. Waking up from a shorter one would take longer than the sleep. On a fast network it is
+/// better to look for each arrival.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 
-/// The connections, as far as they are known.
+/// The known connections.
 #[derive(Default)]
 pub(super) struct Sockets {
     polled: Vec<libc::pollfd>,
     looked: Option<Instant>,
     interval: Duration,
-    /// True if the last wait ended by data that finished nothing: the next one sleeps, while more of it
-    /// comes.
+    /// True if the last wait ended by data that finished no message. The next wait then sleeps, while more
+    /// data comes.
     was_fruitless: bool,
 }
 
@@ -36,7 +37,7 @@ impl Sockets {
         self.was_fruitless = false;
     }
 
-    /// Returns when there may be data, at the latest after `longest`.
+    /// Waits until there may be data, for at most `longest`.
     pub(super) fn wait(&mut self, longest: Duration) {
         if self.looked.is_none_or(|looked| looked.elapsed() > self.interval) {
             self.look();
@@ -50,12 +51,13 @@ impl Sockets {
             libc::timespec { tv_sec: longest.as_secs() as libc::time_t, tv_nsec: longest.subsec_nanos().into() };
         let count = self.polled.len() as libc::nfds_t;
         // SAFETY: `polled` holds `count` elements and `limit` lives through the call. A descriptor that was
-        // closed since is reported as such, and one that is another file by now ends the wait early at worst.
+        // closed meanwhile is reported as closed. A descriptor that is another file by now at worst ends the
+        // wait early.
         let ready = unsafe { libc::ppoll(self.polled.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
         if ready > 0 {
             self.was_fruitless = true;
             if self.polled.iter().any(|socket| socket.revents & !libc::POLLIN != 0) {
-                // A connection is gone; what is left is another matter.
+                // A connection is gone, so look for the current ones.
                 self.look();
             }
         }
@@ -70,7 +72,7 @@ impl Sockets {
     }
 }
 
-/// The connected TCP sockets among the open files; none where the system does not list them.
+/// Returns the connected TCP sockets among the open files, or none if the system does not list them.
 fn connections() -> Vec<RawFd> {
     let Ok(folder) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let open = folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -93,12 +95,12 @@ fn is_connected_tcp(fd: RawFd) -> bool {
     unsafe { libc::getpeername(fd, peer.as_mut_ptr().cast::<libc::sockaddr>(), &raw mut len) == 0 }
 }
 
-/// This process's ends of its connections.
+/// Returns this process's ends of its connections.
 pub(super) fn own_ends() -> BTreeSet<SocketAddr> {
     connections().into_iter().filter_map(|fd| address(getsockname(borrowed(fd)).ok()?)).collect()
 }
 
-/// Ends this process's connections to these addresses, as their other ends would; how many there were.
+/// Ends this process's connections to these addresses, as if the peers had closed them. Returns their number.
 pub(super) fn sever(others: &BTreeSet<SocketAddr>) -> usize {
     let is_to = |fd: &RawFd| getpeername(borrowed(*fd)).ok().flatten().and_then(address);
     let found = connections().into_iter().filter(|fd| is_to(fd).is_some_and(|other| others.contains(&other)));
@@ -106,8 +108,8 @@ pub(super) fn sever(others: &BTreeSet<SocketAddr>) -> usize {
 }
 
 fn borrowed<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: a descriptor that was closed since is an error of the call, and one that is another file by now
-    // has another address.
+    // SAFETY: a descriptor that was closed meanwhile is an error of the call, and a descriptor that is
+    // another file by now has another address.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 

@@ -1,9 +1,9 @@
 //! The control star over TCP: rank 0 listens, the others connect, and each pair has a session
 //! (`ringpull-session`).
 //!
-//! The end of a process closes its connection, and then the peer is gone at once. A connection that fails is
-//! made again; a peer whose process has ended meanwhile is gone when its port is found closed. A peer of
-//! which nothing is heard for `RINGPULL_SILENCE` is lost, which `progress::watcher` finds.
+//! The end of a process closes its connection, and the peer counts as gone at once. A connection that fails
+//! is made again. If the peer's process has ended meanwhile, the peer counts as gone when its port is found
+//! closed. A peer that is silent for `RINGPULL_SILENCE` is lost; `progress::watcher` finds that.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -15,37 +15,38 @@ use ringpull_session::{DialTarget, Door, Endpoint, listen};
 use crate::transport::control::Control;
 use crate::transport::links::{Links, StarSink, identity, rank_of, settings};
 
-/// The time that rank 0 still waits for the others when one of them is gone. The reader of the events knows
-/// more.
+/// The time for which rank 0 still waits for the others when one of them is gone. The reader of the events
+/// then knows more about the loss.
 const COMING: Duration = Duration::from_millis(200);
-/// The interval at which a rank looks up while it waits for the others.
+/// The interval at which a rank that waits for the others calls `meanwhile`.
 const GATHERING: Duration = Duration::from_millis(20);
 
 /// The time limits of a start.
 #[derive(Debug, Clone, Copy)]
 pub struct StartLimits {
-    /// A rank that does not come is named after this time, and each time it has doubled.
+    /// The time after which a missing rank is named in a warning. It doubles with each warning.
     pub warn: Duration,
-    /// A rank that could not be reached for this long is lost.
+    /// The time after which a rank that cannot be reached is lost.
     pub silence: Duration,
 }
 
-/// Rank 0's listening end, before the others are there.
+/// Rank 0's listening end, before the others have connected.
 pub struct Hub {
     sockets: Vec<TcpListener>,
     secret: Secret,
 }
 
 impl Hub {
-    /// Listens on ports that the system chooses: on loopback alone if all ranks are on this host, and else on
-    /// every interface, since rank 0 cannot know which of them the other ranks reach.
+    /// Listens on ports that the system chooses. If all ranks are on this host, listens on loopback only.
+    /// Otherwise listens on every interface, since rank 0 cannot know which of them the other ranks can
+    /// reach.
     pub fn listen(is_local: bool) -> Result<Self> {
         let addresses = if is_local { vec![Ipv4Addr::LOCALHOST.into()] } else { interfaces()? };
         let (mut sockets, mut failure) = (Vec::new(), std::io::Error::from(ErrorKind::AddrNotAvailable));
         for ip in addresses {
             match listen(SocketAddr::new(ip, 0)) {
                 Ok(socket) => sockets.push(socket),
-                // An address may be gone, or not yet usable.
+                // An address may have been removed, or may not be usable yet.
                 Err(cause) => failure = cause,
             }
         }
@@ -55,14 +56,16 @@ impl Hub {
         Ok(Hub { sockets, secret: Secret::new_random()? })
     }
 
-    /// The addresses on which it listens, loopback last: on another host that leads to a stranger.
+    /// Returns the addresses on which it listens. Loopback is the last, because on another host it leads to a
+    /// stranger.
     fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let addresses = self.sockets.iter().map(TcpListener::local_addr).collect::<std::io::Result<_>>();
         addresses.map_err(|cause| Error::io("name", "a control connection", &cause))
     }
 
-    /// Returns the text with which the other ranks find this hub and prove that they are of its job: the
-    /// secret, then addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
+    /// Returns the text with which the other ranks find this hub and prove that they are of its job. It has
+    /// the secret and then the addresses, separated by blanks. It is sent through MPI, so only the ranks of
+    /// the job get it.
     pub fn invitation(&self) -> Result<String> {
         let mut invitation = self.secret.reveal().to_owned();
         for address in self.addresses()? {
@@ -73,7 +76,7 @@ impl Hub {
     }
 
     /// Waits until every other rank has connected, or `meanwhile` returns an error. Returns an error if a
-    /// rank has connected and is gone, and others do not come soon.
+    /// rank has connected and is gone, and the others do not come soon.
     pub fn gather(
         self,
         size: usize,
@@ -121,7 +124,7 @@ impl Hub {
     }
 }
 
-/// The error of a start without these ranks.
+/// Returns the error of a start without these ranks.
 fn lost(rank: usize, peer: String, ranks: Vec<usize>, cause: String) -> Error {
     Error::PeerLost { peer, ranks, cause, operation: "start".to_owned(), rank: Some(rank) }
 }
@@ -138,7 +141,7 @@ pub fn join(
     let secret = words
         .next()
         .and_then(|word| Secret::within(word).ok())
-        .ok_or_else(|| Error::protocol(rank, "rank 0", "an invitation that cannot be read"))?;
+        .ok_or_else(|| Error::protocol(rank, "rank 0", "unreadable invitation"))?;
     let addresses: Vec<SocketAddr> = words.filter_map(|word| word.parse().ok()).collect();
     let lost = |cause| lost(rank, "rank 0".to_owned(), vec![0], cause);
     let unreached = format!("its control port could not be reached ({addresses:?})");
@@ -162,7 +165,7 @@ pub fn join(
     Err(lost(unreached))
 }
 
-/// The addresses of this host, loopback last, without those that need the name of a link.
+/// Returns the addresses of this host, loopback last, without those that need the name of a link.
 fn interfaces() -> Result<Vec<IpAddr>> {
     let found = if_addrs::get_if_addrs().map_err(|cause| Error::io("list", "network interfaces", &cause))?;
     let mut found: Vec<IpAddr> = found.into_iter().map(|interface| interface.ip()).collect();

@@ -1,13 +1,13 @@
 //! The part of MPI with fault tolerance (ULFM, as in Open MPI 5) that the standard lacks: the list of failed
-//! processes of a communicator, and an agreement on it. Most libraries lack it.
+//! processes of a communicator, and an agreement on this list. Most libraries lack both.
 //!
 //! A message that was under way when a process was lost is never touched again. It is neither completed nor
 //! freed, and its memory is kept for ever: Open MPI 5.0 ends the process if a message fails that was freed.
-//! So nothing is revoked either: each rank learns of a loss from the control star, or from MPI's own list. No
-//! communicator is made after a loss: Open MPI 5.0.11 ends the process if another process is lost while it
-//! makes one (docs/decisions/shrink-in-place.md). MPI does not notice a process that is silent because it was
-//! stopped or its link was cut. This process then ends the connections to it ([`Connections`]), which is a
-//! loss to MPI.
+//! So no communicator is revoked either. Each rank learns of a loss from the control star, or from MPI's own
+//! list. No communicator is made after a loss: Open MPI 5.0.11 ends the process if another process is lost
+//! while it makes one (docs/decisions/shrink-in-place.md). MPI does not notice a process that is silent
+//! because it was stopped or its link was cut. This process then ends its connections to the silent process
+//! ([`Connections`]), and MPI treats that as a loss.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -20,10 +20,10 @@ use ringpull_mpi::{Api, Comm};
 use crate::transport::library::{api, check};
 use crate::transport::sockets::{own_ends, sever};
 
-/// The number of times that ranks try to agree: 2 or 3 are enough unless more ranks are lost meanwhile.
+/// The number of times that ranks try to agree. 2 or 3 are enough unless more ranks are lost meanwhile.
 const ATTEMPTS: usize = 1000;
 
-/// The functions of a library that has them.
+/// The functions of ULFM, in a library that has them.
 #[derive(Clone, Copy)]
 pub(super) struct Ulfm(&'static Api);
 
@@ -34,11 +34,11 @@ pub fn has_ulfm() -> bool {
 
 impl Ulfm {
     fn of(api: &'static Api) -> Option<Self> {
-        // SAFETY: it only looks whether there are functions of these names.
+        // SAFETY: the call only checks that functions of these names exist.
         (unsafe { (api.survives_losses)() } != 0).then_some(Ulfm(api))
     }
 
-    /// The functions, if the library has them and the launcher lets the job go on.
+    /// Returns the functions, if the library has them and the launcher lets the job go on.
     pub(super) fn usable(api: &'static Api) -> Option<Self> {
         Self::of(api).filter(|_| config::launcher_survives_losses())
     }
@@ -51,29 +51,30 @@ impl Ulfm {
         if code == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
     }
 
-    /// The ranks in `comm` of the processes that are known to have failed, in the order in which they failed.
+    /// Returns the ranks in `comm` of the processes that are known to have failed, in the order of failure.
     fn failed(self, comm: Comm, rank: usize) -> Result<Vec<c_int>> {
         let mut ranks = vec![0; self.failures(comm)];
         let mut count: c_int = 0;
-        // SAFETY: the communicator lives; the list has room for as many ranks as it says.
+        // SAFETY: the communicator lives; the list has room for the number of ranks that is passed.
         let code = unsafe { (self.0.get_failed)(comm, ranks.as_mut_ptr(), ranks.len() as c_int, &raw mut count) };
         check("MPIX_Comm_get_failed", rank, code)?;
         Ok(ranks)
     }
 
-    /// The ranks in `comm` of the processes that have failed: the same on every rank that is left. Blocks
-    /// until all of these call it; collective.
+    /// Returns the ranks in `comm` of the processes that have failed, the same list on every survivor. Blocks
+    /// until all survivors call it; collective.
     pub(super) fn agree_on_failed(self, comm: Comm, rank: usize) -> Result<Vec<c_int>> {
         let mut code = 0;
         for _ in 0..ATTEMPTS {
             let mut failed = self.failed(comm, rank)?;
             let mut acknowledged = 0;
-            // SAFETY: the communicator lives, and the out-pointer is valid. The first that failed come first.
+            // SAFETY: the communicator lives, and the out-pointer is valid. The list begins with the
+            // processes that failed first.
             let acked = unsafe { (self.0.ack_failed)(comm, failed.len() as c_int, &raw mut acknowledged) };
             check("MPIX_Comm_ack_failed", rank, acked)?;
             failed.sort_unstable();
-            // Ranks agree on the bits that all have: of a hash and of its complement all are left only if it
-            // is the same hash everywhere.
+            // The agreement keeps only the bits that all ranks have set. All bits of a hash and of its
+            // complement are kept only if all ranks have the same hash.
             let hash = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&failed)) as u16;
             let own = i32::from_ne_bytes((u32::from(hash) << 16 | u32::from(!hash)).to_ne_bytes());
             let mut common: c_int = own;
@@ -82,14 +83,14 @@ impl Ulfm {
             if code == 0 && common == own {
                 return Ok(failed);
             }
-            // Not every rank knew of all of them; each does now.
+            // Some rank did not know all failed processes. Now every rank does.
         }
         check("MPIX_Comm_agree", rank, code)?;
         Err(Error::bug("the ranks that are left do not agree on who has failed"))
     }
 }
 
-/// Each rank's ends of the connections of its process, as they were when all ranks had connected.
+/// The ends of each rank's connections, as they were when all ranks had connected.
 pub struct Connections(Vec<BTreeSet<SocketAddr>>);
 
 impl Connections {
@@ -98,8 +99,8 @@ impl Connections {
         own_ends()
     }
 
-    /// The ends that the ranks have sent. Addresses of loopback are of use only between ranks of one network;
-    /// `is_near` is true for a rank of this one's.
+    /// Returns the ends that the ranks have sent. Addresses of loopback are useful only between ranks of one
+    /// network. `is_near` returns true for a rank of this rank's network.
     pub fn of_ranks(mut ends: Vec<BTreeSet<SocketAddr>>, is_near: impl Fn(usize) -> bool) -> Self {
         for (_, ends) in ends.iter_mut().enumerate().filter(|(rank, _)| !is_near(*rank)) {
             ends.retain(|end| !end.ip().is_loopback());
@@ -107,8 +108,8 @@ impl Connections {
         Connections(ends)
     }
 
-    /// Ends the connections of this process to these ranks, so that MPI treats them as lost: it would wait
-    /// for a process that lives and is silent. May be called on any thread.
+    /// Ends the connections of this process to these ranks, so that MPI treats these ranks as lost. Otherwise
+    /// it would wait for a process that is alive and silent. May be called on any thread.
     pub fn sever(&self, ranks: &[usize]) {
         let ends = ranks.iter().filter_map(|rank| self.0.get(*rank)).flatten().copied().collect();
         let count = sever(&ends);

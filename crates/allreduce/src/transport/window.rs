@@ -1,21 +1,22 @@
-//! A shared window of the ranks of one host: counters at which they meet, and room for the data that they
-//! exchange.
+//! A shared window of the ranks of one host. It has counters for barriers, and room for the data that the
+//! ranks exchange.
 //!
-//! Every rank has a *local rank*. Ranks meet (a barrier): none passes a meeting before all have come, and
-//! writes made before it are visible after it. A rank that waits gives its core away for a moment. It then
+//! Every rank has a *local rank*. Ranks meet (a barrier): no rank passes a meeting before all have come, and
+//! writes made before it are visible after it. A rank that waits first yields its core for a moment. It then
 //! sleeps in the kernel until the last rank comes to any meeting, so that ranks may outnumber cores. It wakes
-//! up now and then to look whether the job was stopped or other work has come.
+//! up now and then to check if the job was stopped or other work has come.
 //!
 //! Each operation has a *lane*, which its ranks enter and leave. So several operations may be under way, and
-//! ranks may begin them in different orders. The first lanes have long slots, the others short ones.
+//! ranks may begin them in different orders. The first lanes have long slots, and the others have short
+//! slots.
 //!
 //! ```text
 //!   which lane is whose | a local rank's beats, one line each | lane 0 | lane 1 | ...
 //!   lane: counters | a local rank's state, one line each | a short slot a local rank | slots: 2 a local rank | sums: 2
 //! ```
 //!
-//! One of the two slots may be filled while the other is read. The window is one [`Region`]: nothing of it is
-//! left when its processes end, and its pages take memory only when they are first touched.
+//! One of the two slots may be filled while the other is read. The window is one [`Region`]: it vanishes when
+//! its processes end, and its pages take memory only when they are first touched.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -33,31 +34,31 @@ pub const MOST_UNDER_WAY: usize = 16;
 /// The length of the part of the queue in which a rank looks for operations to begin. The part starts with
 /// the first operation that the rank cannot begin yet.
 pub const AHEAD: usize = 16;
-/// The number of lanes. At most as many operations have begun on some rank and wait for another rank to come.
-/// Each has one lane at a time. The other lanes are left by ranks that need no other for it. So an operation
-/// finds a lane, soon if not at once.
+/// The number of lanes. At most this number of operations have begun on some rank and wait for another rank.
+/// Each has one lane at a time. Ranks leave the other lanes without waiting for anything. So an operation
+/// finds a lane at once or soon.
 pub const LANES: usize = MOST_UNDER_WAY + AHEAD;
-/// The number of lanes with long slots. A rank takes the first lane that is free. So a job with one operation
-/// after another uses two lanes, which stay in the cache.
+/// The number of lanes with long slots. A rank takes the first free lane. So a job with one operation after
+/// another uses two lanes, which stay in the cache.
 const LONG_LANES: usize = 4;
 /// The bytes of a short slot.
 pub const SHORT_BYTES: usize = 16 << 10;
 /// The bytes of a slot in the lanes that have no long slots.
 const SHORTER_SLOT_BYTES: usize = 64 << 10;
-/// The least bytes of a slot of the first lanes. Such a slot is as long as it can be while all slots of a
-/// lane stay in the last-level cache. The reason is that every piece costs a meeting, and a meeting with a
-/// rank that waits for a core costs as much as summing megabytes.
+/// The least bytes of a slot of the first lanes. Slots are as long as possible while all slots of a lane stay
+/// in the last-level cache. The reason is that every piece costs a meeting, and a meeting with a rank that
+/// waits for a core takes as long as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const LONGEST_SLOT_BYTES: usize = 1 << 20;
-/// The bytes of all slots and places for sums of a lane. They are more if slots of the least length need
-/// more.
+/// The bytes of all slots and sums of a lane. If slots of the least length need more, a lane has more.
 const ALL_SLOTS_BYTES: usize = 8 << 20;
 
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// The offsets at the window's begin, each on cache lines of its own. They are of the lock of the lanes, the
-/// bell, the number of ranks that sleep on it, a local rank plus 1 whose memory another rank could not use,
-/// the stamps of all lanes, the epochs of all lanes, and each local rank's count of its progress.
+/// The offsets at the window's beginning, each on its own cache lines. They are those of the lock of the
+/// lanes, the bell, the number of ranks that sleep on the bell, the number (plus 1) of a local rank whose
+/// memory another rank could not use, the stamps of all lanes, the epochs of all lanes, and each local rank's
+/// count of its progress.
 const LOCK: usize = 0;
 const RINGS: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
@@ -65,31 +66,32 @@ const UNUSABLE: usize = 3 * LINE_BYTES;
 const STAMPS: usize = 4 * LINE_BYTES;
 const EPOCHS: usize = STAMPS + (LANES * size_of::<u32>()).next_multiple_of(LINE_BYTES);
 const BEATS: usize = EPOCHS + (LANES * size_of::<u32>()).next_multiple_of(LINE_BYTES);
-/// The offsets at a lane's begin, each on a cache line of its own.
+/// The offsets at a lane's beginning, each on its own cache line.
 const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const LEFT: usize = 2 * LINE_BYTES;
 const LOCAL_RANKS: usize = 3 * LINE_BYTES;
-/// The offsets within a local rank's state. They are of the number of meetings that it came to, the number of
-/// pieces of its work that are taken, the number that it shows, and the name of its operation.
+/// The offsets within a local rank's state. They are those of the number of meetings in which the rank took
+/// part, the number of pieces of its work that are taken, the number that it shows, and the name of its
+/// operation.
 const MET: usize = 0;
 const TAKEN: usize = 4;
 const SHOWN: usize = 8;
 const NAME: usize = 16;
 
 /// The time for which a waiting rank yields its core again and again before it sleeps. Waking up takes a good
-/// part of that time.
+/// part of this time.
 const AWAKE: Duration = Duration::from_micros(100);
-/// The longest time of a sleep: other work may come meanwhile.
+/// The longest time of a sleep. It is limited because other work may come.
 const NAP: Duration = Duration::from_millis(4);
-/// The most that one nap adds to the time waited. If a nap took longer, this process was held up, and not its
+/// The most that one nap adds to the time waited. If a nap took longer, this process was held up, not its
 /// peers.
 const MOST_COUNTED: Duration = Duration::from_millis(200);
 
-/// The local ranks that did not come. It is the error of a wait in which no rank made progress for too long.
+/// The error of a wait in which no rank made progress for too long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absence {
-    /// The local ranks.
+    /// The local ranks that did not come.
     pub local_ranks: Vec<usize>,
     /// The time for which this rank has waited.
     pub waited: Duration,
@@ -103,7 +105,7 @@ pub struct Window {
     layout: WindowLayout,
 }
 
-/// The offsets in a window of a number of local ranks. `short` and `slots` are offsets within a lane.
+/// The offsets in a window for a number of local ranks. `short` and `slots` are offsets within a lane.
 #[derive(Clone, Copy)]
 struct WindowLayout {
     lanes: usize,
@@ -111,7 +113,7 @@ struct WindowLayout {
     slots: usize,
     /// The bytes of a slot of the first lanes.
     slot_bytes: usize,
-    /// The bytes of one of the first lanes, and of one of the others.
+    /// The bytes of each of the first lanes, and of each of the other lanes.
     lane_bytes: [usize; 2],
 }
 
@@ -140,19 +142,19 @@ impl WindowLayout {
     }
 }
 
-/// Returns the bytes of a slot in a window of this many local ranks.
+/// Returns the bytes of a slot in a window for this number of local ranks.
 fn slot_bytes(local_size: usize) -> usize {
     let equal = ALL_SLOTS_BYTES / (2 * (local_size + 1));
     (equal / SLOT_BYTES * SLOT_BYTES).clamp(SLOT_BYTES, LONGEST_SLOT_BYTES)
 }
 
 impl Window {
-    /// A new window with room for `local_size` ranks.
+    /// Creates a window with room for `local_size` ranks.
     pub fn create(local_size: usize) -> io::Result<Region> {
         Region::create(WindowLayout::of(local_size).len_bytes())
     }
 
-    /// The view from `local_rank` of a window that was created for `local_size` or more ranks.
+    /// Returns `local_rank`'s view of a window that was created for `local_size` or more ranks.
     pub fn over(region: Region, local_rank: usize, local_size: usize) -> io::Result<Self> {
         assert!(local_rank < local_size, "local rank {local_rank} of {local_size}");
         let layout = WindowLayout::of(local_size);
@@ -178,7 +180,7 @@ impl Window {
     }
 
     /// Enters the lane of the operation `stamp`. Returns `None` if no lane is free now. `entered` is this
-    /// rank's record of the lanes; it begins with zeros.
+    /// rank's record of the lanes, which starts with zeros.
     pub fn enter(&self, stamp: Stamp, entered: &mut [u32; LANES]) -> Option<usize> {
         self.tenancies().enter(entered, stamp)
     }
@@ -194,8 +196,8 @@ impl Window {
         WindowLane { window: self, start, slot_bytes }
     }
 
-    /// Returns the number of meetings that have taken place. A rank reads it first, then looks at all that it
-    /// waits for, and then [waits](WindowWait::wait).
+    /// Returns the number of meetings that have taken place. A rank reads this number first, then checks
+    /// everything for which it waits, and then [waits](WindowWait::wait).
     pub fn rings(&self) -> u32 {
         self.bell().read()
     }
@@ -210,12 +212,12 @@ impl Window {
         self.number(UNUSABLE).store(local_rank as u32 + 1, Ordering::Relaxed);
     }
 
-    /// The local rank whose memory another rank could not use before the last meeting.
+    /// Returns the local rank whose memory another rank could not use before the last meeting.
     pub fn failed(&self) -> Option<usize> {
         self.number(UNUSABLE).load(Ordering::Relaxed).checked_sub(1).map(|local_rank| local_rank as usize)
     }
 
-    /// Shows the waiting ranks that this one makes progress.
+    /// Shows the waiting ranks that this rank makes progress.
     pub fn beat(&self) {
         self.beats(self.local_rank).fetch_add(1, Ordering::Relaxed);
     }
@@ -258,18 +260,18 @@ impl<'a> WindowLane<'a> {
         self.at(self.window.layout.short + local_rank * SHORT_BYTES)
     }
 
-    /// The bytes of a slot, and of the place for sums.
+    /// The bytes of a slot, and of the room for sums.
     pub fn slot_bytes(self) -> usize {
         self.slot_bytes
     }
 
-    /// A local rank's slot, of [`slot_bytes`](Self::slot_bytes). `turn` counts the uses; even and odd turns
+    /// A local rank's slot, of [`slot_bytes`](Self::slot_bytes). `turn` counts the uses. Even and odd turns
     /// have different slots.
     pub fn slot(self, turn: usize, local_rank: usize) -> *mut u8 {
         self.at(self.window.layout.slots + (turn % 2 * self.window.local_size + local_rank) * self.slot_bytes)
     }
 
-    /// The place for sums, of [`slot_bytes`](Self::slot_bytes).
+    /// The room for sums, of [`slot_bytes`](Self::slot_bytes).
     pub fn sums(self, turn: usize) -> *mut u8 {
         self.slot(0, 2 * self.window.local_size + turn % 2)
     }
@@ -289,14 +291,13 @@ impl<'a> WindowLane<'a> {
         self.long(self.window.local_rank, NAME).store(name, Ordering::Relaxed);
     }
 
-    /// Returns a local rank that has given the operation another name. Is to be called after the first
-    /// meeting.
+    /// Returns a local rank that has given the operation another name. To be called after the first meeting.
     pub fn differs(self, name: u64) -> Option<usize> {
         (0..self.window.local_size).find(|local_rank| self.long(*local_rank, NAME).load(Ordering::Relaxed) != name)
     }
 
     /// Offers this local rank's work anew. Any rank may take pieces of it after the next meeting. All pieces
-    /// are taken before the meeting after that.
+    /// are taken before the second meeting.
     pub fn offer(self) {
         meeting::offer(self.taken(self.window.local_rank));
     }
@@ -306,7 +307,7 @@ impl<'a> WindowLane<'a> {
         meeting::take(self.taken(local_rank), pieces)
     }
 
-    /// Comes to the next meeting. Returns the meeting to wait for, unless this was the last rank.
+    /// Takes part in the next meeting. Returns the meeting to wait for, or `None` if this was the last rank.
     pub fn come(self) -> Option<u32> {
         let Window { local_rank, local_size, .. } = *self.window;
         self.window.beat();
@@ -345,7 +346,7 @@ impl<'a> WindowLane<'a> {
     }
 }
 
-/// One wait of a rank: for a meeting, or for a lane.
+/// One wait of a rank, for a meeting or for a lane.
 pub struct WindowWait {
     awake: Awake,
     looked: Instant,
@@ -355,15 +356,15 @@ pub struct WindowWait {
 }
 
 impl WindowWait {
-    /// A wait that begins now.
+    /// Begins a wait.
     pub fn begin() -> Self {
         WindowWait { awake: Awake::new(AWAKE), looked: Instant::now(), waited: Duration::ZERO, activity: None }
     }
 
     /// Waits a little, awake at first, then asleep. Returns at once if a meeting has taken place since
-    /// `rings` was [read](Window::rings). `meeting` is the lane and the number of the meeting that this rank
-    /// waits for; it is `None` if the rank waits for a free lane. Returns true if it has slept in vain. Returns
-    /// an error if no rank came to any meeting or made progress for `limit`.
+    /// `rings` was [read](Window::rings). `meeting` has the lane and the number of the meeting for which this
+    /// rank waits, or is `None` if the rank waits for a free lane. Returns true if it has slept in vain.
+    /// Returns an error if no rank came to any meeting or made progress for `limit`.
     pub fn wait(
         &mut self,
         window: &Window,
@@ -413,7 +414,7 @@ mod tests {
         views
     }
 
-    /// Comes to the next meeting of a lane and waits for it.
+    /// Takes part in the next meeting of a lane and waits for it.
     fn meet(window: &Window, lane: usize, limit: Duration) -> Result<(), Absence> {
         let Some(meeting) = window.lane(lane).come() else { return Ok(()) };
         let mut wait = WindowWait::begin();

@@ -1,16 +1,16 @@
-//! The process's share of memory that its peers on the same host can reach: large buffers are taken from it,
-//! so that ranks can read and write each other's tensors without a copy between.
+//! The process's memory that its peers on the same host can map. Large buffers are taken from it, so that
+//! ranks can read and write each other's tensors without a copy in between.
 //!
-//! One region per process, as long as the machine's memory is large and almost all of it untouched. A buffer
-//! is a range of it. Freed ranges are kept for buffers of the same length, at most as many bytes as are in
-//! use: every neighbour has mapped their pages by then, so they serve the next step of a training loop. The
-//! rest goes back to the system at once.
+//! There is one region per process. It is as long as the machine's memory is large, and almost all of it is
+//! untouched. A buffer is a range of it. Freed ranges are kept for later buffers of their length, because
+//! every neighbour has mapped their pages by then. So they serve the next step of a training loop. The kept
+//! bytes are at most as many as the bytes in use, and the rest goes back to the system at once.
 //!
-//! A forked child has no part in it. Memory that a program may read in a child (`Arena::keep_for_children`:
-//! arrays of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has
-//! all other memory; a private mapping would show it later writes of the parent. Memory that only a store
-//! uses is not copied, as a model's values would be for every worker of a data loader: the child has a
-//! private mapping of it, whose writes are its own.
+//! A forked child does not share the arena. Memory that a program may read in a child
+//! (`Arena::keep_for_children`: arrays of `ringpull.zeros`) is copied at the fork. So the child has its
+//! content from that time, as with all other memory; a private mapping would show the parent's later writes.
+//! Memory that only a store uses is not copied, because that would copy a model's values for every worker of
+//! a data loader. The child has a private mapping of it, and its writes stay in the child.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -26,54 +26,55 @@ use super::region::{Address, Region};
 use crate::forked::{self, Hooks, Process};
 use crate::{config, topology};
 
-/// Buffers from this length on are worth the system calls.
+/// The least length of a buffer that is worth the system calls.
 pub(super) const LEAST_BYTES: usize = 128 << 10;
 /// Ranges are whole units: pages, of whatever size a processor has.
 const UNIT_BYTES: usize = 64 << 10;
-/// More than this is not reserved: address space is finite where hundreds of ranks map one another.
+/// The most bytes that are reserved. Address space is limited if hundreds of ranks map each other's arenas.
 const MOST_BYTES: usize = 256 << 30;
 
 /// The range allocator over one region.
 pub struct Arena {
     region: Region,
     ranges: Mutex<Ranges>,
-    /// A forked child has its own copy, and nothing of it to give out or to take back.
+    /// The process of the arena. A forked child has its own copy, and can neither allocate from it nor free
+    /// to it.
     process: Process,
-    /// True if it is mapped with the peers: not any more in a child.
+    /// True if the arena is shared with the peers. It is no longer true in a child.
     is_shared: AtomicBool,
 }
 
 /// The used and the free ranges of the region.
 #[derive(Default)]
 struct Ranges {
-    /// Untouched ranges, which are zeros, by their start; neighbours are merged.
+    /// Untouched ranges, which are zeros, by their start. Adjacent ranges are merged.
     free: BTreeMap<usize, usize>,
     /// Freed ranges with their old content, the latest last.
     kept: Vec<Range<usize>>,
     kept_bytes: usize,
     used_bytes: usize,
-    /// Those given out that a forked child has a copy of: their lengths, by their start.
+    /// The allocated ranges of which a forked child gets a copy: their lengths, by their start.
     for_children: BTreeMap<usize, usize>,
 }
 
-/// A range given out.
+/// An allocated range.
 pub(super) struct Room {
-    /// The begin of the region.
+    /// The beginning of the region.
     pub(super) start: NonNull<u8>,
-    /// True if it is zeros.
+    /// True if the range is zeros.
     pub(super) is_zero: bool,
 }
 
 static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
 
-/// This process's arena, made by the first call; `None` if the system refuses it, and in a child of the
-/// process that made it.
+/// Returns this process's arena, which the first call makes. Returns `None` if the system refuses it, and in
+/// a child of the process that made it.
 pub fn of_process() -> Option<&'static Arena> {
     ARENA.get_or_init(make).as_ref().filter(|arena| arena.process.is_here())
 }
 
-/// The arena for a new buffer: if there is one already, or if a launcher says that this host has several
-/// ranks.
+/// Returns the arena for a new buffer, if there is an arena already, or if a launcher has put several ranks
+/// on this host.
 pub(super) fn for_buffers() -> Option<&'static Arena> {
     static EXPECTED: OnceLock<bool> = OnceLock::new();
     let is_expected = || config::shared_memory() && config::launcher_local_size().is_some_and(|count| count > 1);
@@ -104,7 +105,7 @@ impl Arena {
         Arena { region, ranges: Mutex::new(ranges), process: Process::this(), is_shared: AtomicBool::new(true) }
     }
 
-    /// Returns the address by which peers find it.
+    /// Returns the address by which peers find the arena.
     pub fn address(&self) -> Address {
         self.region.address()
     }
@@ -115,7 +116,7 @@ impl Arena {
         (offset + bytes.len() <= self.region.len_bytes()).then_some(offset)
     }
 
-    /// A range of the region for `len_bytes` bytes, `None` if there is no room.
+    /// Allocates a range of the region for `len_bytes` bytes. Returns `None` if there is no room.
     pub(super) fn allocate(&self, len_bytes: usize) -> Option<Room> {
         if !self.process.is_here() {
             return None;
@@ -170,7 +171,7 @@ impl Arena {
 
     fn discard(&self, ranges: &mut Ranges, range: Range<usize>) {
         if let Err(cause) = self.region.discard(range.start, range.len()) {
-            // Not given out again: what is free is zeros.
+            // The range is not allocated again, because free ranges must be zeros.
             tracing::debug!(%cause, "freed shared memory stays in use");
             return;
         }
@@ -178,7 +179,7 @@ impl Arena {
     }
 }
 
-/// Memory of this process alone with the content of ranges of the arena, one behind the other.
+/// Private memory of this process with the content of ranges of the arena, one behind the other.
 struct Copies {
     start: *mut libc::c_void,
     len_bytes: usize,
@@ -186,12 +187,12 @@ struct Copies {
 }
 
 thread_local! {
-    /// Those for the fork that this thread is about to make.
+    /// The copies for the fork that this thread is about to make.
     static COPIES: Cell<*mut Copies> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// In the parent, before the fork: copies the memory that a child may read. Other threads go on meanwhile, as
-/// they do while a system forks.
+/// Copies the memory that a child may read. Runs in the parent before the fork. Other threads go on
+/// meanwhile, as they do during a fork.
 fn copy_for_child() {
     let Some(Some(arena)) = ARENA.get() else { return };
     if !arena.process.is_here() {
@@ -222,7 +223,7 @@ fn copy_for_child() {
     COPIES.set(Box::into_raw(Box::new(Copies { start, len_bytes, ranges })));
 }
 
-/// In the parent, after: the child has its copy.
+/// Frees the copy. Runs in the parent after the fork, when the child has its own.
 fn drop_copy() {
     let copies = COPIES.replace(ptr::null_mut());
     if copies.is_null() {
@@ -236,11 +237,11 @@ fn drop_copy() {
     }
 }
 
-/// In the child, on the thread that forked: only system calls.
+/// Moves the copy into place. Runs in the child, on the thread that forked, and makes only system calls.
 fn take_copy() {
     let Some(Some(arena)) = ARENA.get() else { return };
     let copies = COPIES.replace(ptr::null_mut());
-    // A child's child has its memory as any other.
+    // A child of the child has this memory like any other memory.
     if !arena.is_shared.swap(false, Ordering::Relaxed) {
         return;
     }
@@ -260,7 +261,7 @@ fn take_copy() {
 }
 
 impl Ranges {
-    /// The start of a range of `len` untouched bytes: the first that is long enough.
+    /// Takes `len` untouched bytes from the first range that is long enough. Returns their start.
     fn take_free(&mut self, len: usize) -> Option<usize> {
         let (start, room) = self.free.iter().map(|(start, room)| (*start, *room)).find(|(_, room)| *room >= len)?;
         self.free.remove(&start);
@@ -347,7 +348,7 @@ mod tests {
                 let is_copy = all(kept, 3) && all(untouched, 0);
                 rooms.iter().for_each(|start| start.write_bytes(9, len));
                 let is_own = all(kept, 9) && all(internal, 9) && arena.allocate(1).is_none() && of_process().is_none();
-                // Its own child has its memory as any other.
+                // The child's own child has this memory like any other memory.
                 let grandchild = libc::fork();
                 if grandchild == 0 {
                     libc::_exit(i32::from(!all(kept, 9)));

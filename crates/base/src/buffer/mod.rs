@@ -1,4 +1,4 @@
-//! Memory of a tensor: owned and aligned, or somebody else's with its owner kept alive.
+//! The memory of a tensor. It is owned and aligned, or it is foreign and its owner is kept alive.
 //!
 //! If a host has several ranks, large owned buffers come from the process's `arena`, which the other ranks
 //! map.
@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use self::arena::{Arena, Room};
 use crate::{Error, Result};
 
-/// Alignment of owned memory: a cache line, enough for every element type and SIMD load.
+/// The alignment of owned memory. It is a cache line, which is enough for every element type and SIMD load.
 const ALIGNMENT: usize = 64;
 
 fn layout_of(len_bytes: usize) -> Layout {
@@ -28,7 +28,7 @@ enum BufferOwner {
     Nobody,
 }
 
-/// A run of bytes in host memory, exclusively ours or lent by a foreign owner.
+/// A range of bytes in host memory. It is exclusively ours, or lent by a foreign owner.
 pub struct Buffer {
     start: NonNull<u8>,
     len_bytes: usize,
@@ -41,13 +41,13 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len_bytes` zero bytes. Pages are touched only when written. The process ends if there is no memory.
-    /// Use [`try_zeroed`](Self::try_zeroed) for lengths that a caller chooses.
+    /// Returns `len_bytes` zero bytes. Pages are touched only when they are written. The process ends if
+    /// there is no memory. Use [`try_zeroed`](Self::try_zeroed) for lengths that a caller chooses.
     pub fn zeroed(len_bytes: usize) -> Self {
         Self::zeroed_or_none(len_bytes).unwrap_or_else(|| handle_alloc_error(layout_of(len_bytes)))
     }
 
-    /// As [`zeroed`](Self::zeroed), or an error if there is no memory for `what`.
+    /// Returns zeros as [`zeroed`](Self::zeroed) does, or an error if there is no memory for `what`.
     pub fn try_zeroed(len_bytes: usize, what: &str) -> Result<Self> {
         let none = || Error::OutOfMemory { what: what.to_owned(), len_bytes };
         Self::zeroed_or_none(len_bytes).ok_or_else(none)
@@ -66,8 +66,8 @@ impl Buffer {
         Some(Buffer { start, len_bytes, owner: BufferOwner::Heap(layout) })
     }
 
-    /// As [`zeroed`](Self::zeroed), in whole pages that the other ranks of this host map; `None` if there are
-    /// none, or `len_bytes` is too little to be worth it.
+    /// Returns zeros as [`zeroed`](Self::zeroed) does, in whole pages that the other ranks of this host map.
+    /// Returns `None` if there is no such memory, or `len_bytes` is too short to be worth it.
     pub fn zeroed_for_peers(len_bytes: usize) -> Option<Self> {
         let (arena, room) = shared(len_bytes)?;
         if !room.is_zero {
@@ -77,12 +77,12 @@ impl Buffer {
         Some(Buffer { start: room.start, len_bytes, owner: BufferOwner::Shared(arena) })
     }
 
-    /// A copy of `bytes` in memory of our own.
+    /// Returns a copy of `bytes` in owned memory.
     pub fn copy_of(bytes: &[u8]) -> Self {
         Self::try_copy_of(bytes, "a copy").unwrap_or_else(|_| handle_alloc_error(layout_of(bytes.len())))
     }
 
-    /// As [`copy_of`](Self::copy_of), or an error if there is no memory for `what`.
+    /// Returns a copy as [`copy_of`](Self::copy_of) does, or an error if there is no memory for `what`.
     pub fn try_copy_of(bytes: &[u8], what: &str) -> Result<Self> {
         let mut buffer = match shared(bytes.len()) {
             Some((arena, room)) => {
@@ -94,27 +94,27 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Memory that belongs to `owner`, which is dropped when the buffer is.
+    /// Returns a buffer of memory that belongs to `owner`. The owner is dropped with the buffer.
     ///
     /// # Safety
     /// `start` is valid for reads and writes of `len_bytes` for as long as `owner` lives, is aligned for the
     /// elements it will be read as, and nobody else writes it while a tensor over it is locked by a reader or
-    /// a writer. Tensors over memory that overlaps are locked as one, and so none of them is somebody else.
+    /// a writer. Tensors over overlapping memory are locked together, so they do not count as somebody else.
     pub unsafe fn foreign(start: NonNull<u8>, len_bytes: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
         Buffer { start, len_bytes, owner: BufferOwner::Foreign(owner) }
     }
 
-    /// Lets forked children of this process read it: they get a copy, made when they are forked. Without
-    /// this, memory that ranks share has no content there that can be relied on; all other memory needs
-    /// nothing.
+    /// Lets forked children of this process read the memory: they get a copy, which is made at the fork.
+    /// Without this, the content of memory that ranks share is undefined in a child. Other memory does not
+    /// need this.
     pub fn keep_for_children(&self) {
         if let BufferOwner::Shared(arena) = self.owner {
             arena.keep_for_children(self.start, self.len_bytes);
         }
     }
 
-    /// Returns true if the memory is somebody else's, so that sharing it with a later reader would not freeze
-    /// its content.
+    /// Returns true if the memory is foreign, so that sharing it with a later reader would not freeze its
+    /// content.
     pub fn is_foreign(&self) -> bool {
         matches!(self.owner, BufferOwner::Foreign(_))
     }

@@ -1,12 +1,12 @@
-//! Memory that several processes of one host map: an unnamed file of the kernel's.
+//! Memory that several processes of one host map. It is an unnamed file of the kernel.
 //!
 //! A process makes a [`Region`] and sends the region's [`Address`] to its peers, which open it. The kernel
-//! frees it with the last process that has it, however that ends: no name is left anywhere. Pages exist once
-//! they are touched.
+//! frees the region when the last process that has it ends, in whatever way, and no name is left anywhere.
+//! Pages exist only after they are touched.
 //!
-//! A forked child of the process is no peer, and must not write the shared memory: it has no mapping of a
-//! region (`MADV_DONTFORK`), or one of its own in its place (`Region::keep_for_children`), and its descriptor
-//! is closed there.
+//! A forked child of the process is no peer, and must not write the shared memory. It has no mapping of a
+//! region (`MADV_DONTFORK`), or a private mapping in its place (`Region::keep_for_children`), and the
+//! region's descriptor is closed in the child.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -57,19 +57,20 @@ unsafe impl Sync for Region {}
 /// The address by which a peer on the same host finds a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The process that has it open.
+    /// The process that has the region open.
     pub pid: u32,
-    /// Its descriptor there.
+    /// The region's descriptor in that process.
     pub descriptor: u32,
-    /// Device and inode of the file: another process of that number, in another container say, has another
-    /// file.
+    /// The device and the inode of the file. Another process with that number, for example in another
+    /// container, has another file.
     pub identity: (u64, u64),
-    /// Its length.
+    /// The length in bytes.
     pub len_bytes: u64,
 }
 
 impl Region {
-    /// A new region of zeros. Longer than files may be (`ulimit -f`), it is an error.
+    /// Creates a region of zeros. It is an error if the region is longer than the limit of files (`ulimit
+    /// -f`).
     pub fn create(len_bytes: usize) -> io::Result<Self> {
         // A system call: glibc has a function for it since 2.27 only.
         let file = File::from(memfd_create(c"ringpull", MemfdFlags::CLOEXEC)?);
@@ -79,7 +80,7 @@ impl Region {
         Ok(region)
     }
 
-    /// A peer's region, while that peer has it open.
+    /// Opens a peer's region, while the peer has it open.
     pub fn open(address: &Address) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", address.pid, address.descriptor);
         let file = OpenOptions::new().read(true).write(true).open(path)?;
@@ -99,8 +100,8 @@ impl Region {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping just made. A core file would hold every rank's memory; if it cannot be kept
-        // out, it is.
+        // SAFETY: the mapping just made. A core file would contain every rank's memory. If that cannot be
+        // avoided, it does.
         if unsafe { libc::madvise(start, len_bytes, libc::MADV_DONTDUMP) } != 0 {
             tracing::debug!(cause = %io::Error::last_os_error(), "shared memory will be in core files");
         }
@@ -117,7 +118,7 @@ impl Region {
         Ok(Region { start, len_bytes, file, identity: (found.dev(), found.ino()) })
     }
 
-    /// Lets forked children have the mapping, whose handler must then call
+    /// Lets forked children have the mapping. A child's handler must then call
     /// [`make_private`](Self::make_private).
     pub(super) fn keep_for_children(&self) -> io::Result<()> {
         // SAFETY: the mapping that `map` made.
@@ -127,10 +128,10 @@ impl Region {
         }
     }
 
-    /// In a forked child's handler: puts memory of the child's own in the place of the shared. It has the
-    /// same content, and goes on to follow what the parent writes to each page that the child has not
-    /// written. If the system has no room for that, and in one that promises no memory that it has not, it
-    /// cannot be touched.
+    /// Replaces the shared memory by private memory of the child. Called in a forked child's handler. The
+    /// private memory has the content of the shared, and shows the parent's later writes to each page that
+    /// the child has not written. If the system has no room for it (also if it does not overcommit memory),
+    /// the memory cannot be touched.
     pub(super) fn make_private(&self) {
         let (start, flags) = (self.start.as_ptr().cast(), libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -142,8 +143,7 @@ impl Region {
         }
     }
 
-    /// Reads the bytes from `start` on into `into`, which is zeros; pages that nobody has touched stay
-    /// untouched.
+    /// Reads the bytes from `start` on into `into`, which has zeros. Untouched pages stay untouched.
     pub(super) fn read(&self, start: usize, into: &mut [u8]) -> io::Result<()> {
         let (descriptor, end) = (self.file.as_raw_fd(), start + into.len());
         let mut at = start;
@@ -152,7 +152,7 @@ impl Region {
             let data = unsafe { libc::lseek(descriptor, at as libc::off_t, libc::SEEK_DATA) };
             let Ok(data) = usize::try_from(data) else {
                 let cause = io::Error::last_os_error();
-                // Only holes up to the file's end.
+                // There are only holes up to the file's end.
                 return if cause.raw_os_error() == Some(libc::ENXIO) { Ok(()) } else { Err(cause) };
             };
             if data >= end {
@@ -186,19 +186,19 @@ impl Region {
         }
     }
 
-    /// Returns the begin of the mapping.
+    /// Returns the beginning of the mapping.
     #[inline]
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Its length.
+    /// The length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Gives the pages of a range back to the system; it reads as zeros afterwards. The range is of whole
-    /// pages.
+    /// Gives the pages of a range back to the system. The range must consist of whole pages, and reads as
+    /// zeros afterwards.
     pub fn discard(&self, start: usize, len_bytes: usize) -> io::Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: the file is open. A call that the compiler does not see into: it changes memory.
@@ -211,8 +211,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // In a child there is another mapping or none, and the descriptor is closed: both may be somebody
-        // else's by now.
+        // In a child there is another mapping or none, and the descriptor is closed. Both may belong to other
+        // code by now.
         if !self.file.process().is_here() {
             return;
         }

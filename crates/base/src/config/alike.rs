@@ -1,16 +1,16 @@
-//! The settings that every rank of a job must have alike: one that is set on rank 0 alone would apply there
-//! alone, and nobody would notice.
+//! The settings that must be equal on all ranks of a job. If one were set only on rank 0, it would apply only
+//! there, and nobody would notice.
 
 use super::{Config, shared_memory};
 use crate::Error;
 
-/// The bytes of a value, as ranks exchange it: its text, and zeros.
+/// The bytes of a value, as ranks exchange it: its text, padded with zeros.
 pub type AlikeValue = [u8; 24];
 
 /// A setting with its variable and its value in a configuration, as a user would write it.
 type Setting = (&'static str, fn(&Config) -> String);
 
-/// All of them.
+/// All settings that must be equal.
 const SETTINGS: [Setting; 8] =
     [
         ("RINGPULL_SEGMENT", |config| {
@@ -41,7 +41,7 @@ pub(crate) fn alike_variables() -> impl Iterator<Item = &'static str> {
 }
 
 impl Config {
-    /// The settings that every rank must have alike.
+    /// Returns the values of the settings that must be equal on all ranks.
     pub fn alike(&self) -> AlikeValues {
         SETTINGS.map(|(_, of)| {
             let (mut value, text) = ([0; size_of::<AlikeValue>()], of(self));
@@ -52,7 +52,7 @@ impl Config {
     }
 }
 
-/// The error of ranks that do not have them alike: it names the variable and each rank's value.
+/// Returns an error if the ranks' values are not equal. It names the variable and each rank's value.
 pub fn check_alike(ranks: &[AlikeValues]) -> crate::Result<()> {
     let differs = |at: &usize| ranks.iter().any(|rank| rank[*at] != ranks[0][*at]);
     let Some(at) = (0..SETTINGS.len()).find(differs) else { return Ok(()) };

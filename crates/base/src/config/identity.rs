@@ -14,15 +14,16 @@ pub struct Identity {
     pub variables: &'static str,
 }
 
-/// Those of Open MPI, and of other libraries that use PMIx.
+/// The variables of Open MPI, and of other libraries that use PMIx.
 const PMIX: &str = "OMPI_, PMIX_ or PRTE_";
-/// Those of MPICH and Intel MPI.
+/// The variables of MPICH and Intel MPI.
 const PMI: &str = "PMI_";
 
 /// Returns the identity that the launcher's variables give this process for the library of MPI named
 /// `library`; `None` if it is no rank, or if its launcher's ranks cannot be distinguished.
 ///
-/// Launchers may be nested, and variables of an outer one are there too: each library goes by its own.
+/// Launchers may be nested, and the variables of an outer launcher are set too. So for each library only its
+/// own variables count.
 pub fn identity(library: &str) -> Option<Identity> {
     of_variables(library, text, |descriptor| {
         let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
@@ -30,12 +31,12 @@ pub fn identity(library: &str) -> Option<Identity> {
     })
 }
 
-/// Returns the word for `srun --mpi` that the library named `library` needs, in a process that it would end
-/// because `srun` gives it no rank of that library; `None` elsewhere. `speaks_pmi` returns true if the library
-/// was built for Slurm's own PMI.
+/// Returns the value of `srun --mpi` that the library named `library` needs, in a process that the library
+/// would end because `srun` has not started it as one of its ranks. Returns `None` in other processes.
+/// `speaks_pmi` returns true if the library was built for Slurm's own PMI.
 ///
-/// Only Open MPI 4 ends such a process. The others make it a job of one rank, which is seen when MPI has
-/// started, and some find their ranks by Slurm's variables alone.
+/// Only Open MPI 4 ends such a process. Other libraries make it a job of one rank, which is noticed when MPI
+/// has started, and some find their ranks by Slurm's variables alone.
 pub fn missing_process_manager(library: &str, speaks_pmi: impl FnOnce() -> bool) -> Option<&'static str> {
     missing_in(library, text, speaks_pmi)
 }
@@ -50,15 +51,15 @@ fn missing_in(
     (!is_rank).then(|| process_manager(library))
 }
 
-/// Returns the word for `srun --mpi` by which ranks of the library named `library` find each other.
+/// Returns the value of `srun --mpi` by which ranks of the library named `library` find each other.
 pub fn process_manager(library: &str) -> &'static str {
     if library.starts_with("Open MPI") { "pmix" } else { "pmi2" }
 }
 
-/// The variable with the ways in which a rank may prove its user to `srun`, and the value that the library named
-/// `library` needs; `None` if it needs no other.
+/// Returns the variable for the ways in which a rank may prove its user to `srun`, and the value that the
+/// library named `library` needs. Returns `None` if it needs no special value.
 ///
-/// Slurm lists `munge` first. An Open MPI 5 of a wheel has none, and prints a block about that.
+/// Slurm lists `munge` first. An Open MPI 5 from a wheel lacks `munge`, and prints a long message about that.
 pub fn security_mode(library: &str) -> Option<(&'static str, &'static str)> {
     security_mode_in(library, text)
 }
@@ -69,7 +70,7 @@ fn security_mode_in(library: &str, text: impl Fn(&str) -> Option<String>) -> Opt
     is_replaced.then_some((name, "native"))
 }
 
-/// `socket` says which socket a descriptor is, if it is one.
+/// `socket` returns the socket of a descriptor, if it is one.
 fn of_variables(
     library: &str,
     text: impl Fn(&str) -> Option<String>,

@@ -1,5 +1,5 @@
-//! The names of the variables of the environment, read in [`config`](super). Their meaning stands in
-//! docs/reference/variables.md.
+//! The names of the environment variables that [`config`](super) reads. docs/reference/variables.md explains
+//! them.
 
 /// All names, in the order of the book: of variables that processes of a job read, or that `ringpull launch`
 /// sets for them.

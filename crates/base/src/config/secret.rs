@@ -1,5 +1,5 @@
-//! The sources of the secret of a job. `ringpull launch` makes one for each job; a file with one can be named
-//! where something else starts the processes.
+//! The sources of the secret of a job. `ringpull launch` makes one for each job; if something else starts the
+//! processes, a file with the secret can be named.
 //!
 //! It is passed in the environment or in a file, never in arguments, which every user of a host can read. No
 //! error shows it.
@@ -16,7 +16,7 @@ pub const SECRET: &str = "RINGPULL_SECRET";
 /// The variable with the name of a file that holds it.
 pub const SECRET_FILE: &str = "RINGPULL_SECRET_FILE";
 
-/// The hint that says how to make a secret.
+/// The hint on how to make a secret.
 const MAKE: &str = "`openssl rand -hex 32` makes one; `ringpull launch` makes one by itself if neither variable is set";
 const NO_TEXT: &str = "it is not text";
 
@@ -32,7 +32,7 @@ fn in_file(path: &Path) -> Result<Secret> {
         let path = if path.as_os_str().is_empty() { "(empty)".to_owned() } else { path.display().to_string() };
         wrong(SECRET_FILE, &path, &expected, remedy)
     };
-    // A name such as that of a device has no end; four bytes are the longest character.
+    // The limit is needed because a file such as a device has no end. A character has at most four bytes.
     let most = 4 * *Secret::LENGTHS.end() as u64 + 2;
     let mut text = String::new();
     File::open(path)
@@ -49,9 +49,9 @@ fn said_of(cause: &io::Error) -> String {
     if cause.kind() == io::ErrorKind::InvalidData { NO_TEXT.to_owned() } else { cause.to_string() }
 }
 
-/// The secret of this process's job, if it has one: Returns `RINGPULL_SECRET`, or the content of the file of
-/// `RINGPULL_SECRET_FILE`. One that is too short, which an empty one is too, is an error: whoever sets it
-/// expects protection.
+/// Returns the secret of this process's job, if it has one. It is `RINGPULL_SECRET`, or the content of the
+/// file that `RINGPULL_SECRET_FILE` names. A secret that is too short, or empty, is an error, because a user
+/// who sets it expects protection.
 pub fn secret() -> Result<Option<Secret>> {
     if let Some(given) = std::env::var_os(SECRET) {
         let found = given.to_str().map_or(Err(given.len()), Secret::within);
@@ -65,7 +65,7 @@ pub fn secret() -> Result<Option<Secret>> {
     std::env::var_os(SECRET_FILE).map(|path| in_file(Path::new(&path))).transpose()
 }
 
-/// As [`secret`], with a new one if there is none: for launchers.
+/// Returns the secret as [`secret`] does, or a new one if there is none. For launchers.
 pub fn secret_or_new() -> Result<Secret> {
     secret()?.map_or_else(Secret::new_random, Ok)
 }

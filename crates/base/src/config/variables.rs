@@ -45,7 +45,7 @@ pub(super) fn wrong(variable: &str, value: &str, expected: &str, remedy: String)
     Error::Environment { variable: variable.to_owned(), value: value.to_owned(), expected: expected.to_owned(), remedy }
 }
 
-/// The error for a variable whose value is none of `names`.
+/// Returns the error for a variable with a value that is not among `names`.
 pub(super) fn not_one_of(variable: &str, given: &str, names: &[&str]) -> Error {
     let remedy = match closest(given, names.iter().copied()) {
         Some(name) => format!("did you mean {name}?"),
@@ -54,7 +54,7 @@ pub(super) fn not_one_of(variable: &str, given: &str, names: &[&str]) -> Error {
     wrong(variable, given, &format!("one of {}", names.join(", ")), remedy)
 }
 
-/// The value of a variable that says yes or no.
+/// Returns the value of a variable that means yes or no.
 pub(super) fn switch(variable: &str, given: &str) -> Result<bool> {
     match given.to_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
@@ -101,13 +101,14 @@ fn limit_or_never(seconds: f64) -> Option<Duration> {
     if seconds == 0.0 { Some(NEVER) } else { limit_of(seconds) }
 }
 
-/// A limit that a healthy process on a busy host can keep, and that can be added to any moment.
+/// Converts seconds to a limit, if a healthy process on a busy host can keep it and it can be added to any
+/// time.
 fn limit_of(seconds: f64) -> Option<Duration> {
     const LIMITS: RangeInclusive<Duration> = Duration::from_millis(100)..=NEVER;
     Duration::try_from_secs_f64(seconds).ok().filter(|limit| LIMITS.contains(limit))
 }
 
-/// A line for each variable of the environment that is nearly one of ours, and has no effect.
+/// Returns a line for each environment variable that is nearly one of ringpull's, and so has no effect.
 pub fn misspelt_variables() -> Vec<String> {
     std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
 }
@@ -168,14 +169,14 @@ mod tests {
         }
     }
 
-    /// The names of our own variables that stand in `text` between `before` and `after`, without `RINGPULL_`.
+    /// Returns the names of our own variables in `text` between `before` and `after`, without `RINGPULL_`.
     fn named(text: &str, before: &str, after: char) -> BTreeSet<String> {
         let between = |at: usize| text[at + before.len()..].split_once(after)?.0.strip_prefix("RINGPULL_");
         let is_name = |name: &&str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_ascii_uppercase());
         text.match_indices(before).filter_map(|(at, _)| between(at)).filter(is_name).map(str::to_lowercase).collect()
     }
 
-    /// The same of the sources in `folder`, without their tests.
+    /// Returns the names of variables that the sources in `folder` read, without their tests.
     fn read_in(folder: &Path) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {

@@ -9,11 +9,12 @@ use super::Content;
 use super::ranges::RangeLock;
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
 
-/// A tensor locked for reading. May move to another thread.
+/// A tensor locked for reading. The guard may move to another thread.
 pub struct TensorRef {
     pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
-    /// Released before the content, with which the memory may be given back and lent again.
+    /// The lock on the range. It is released before the content, because the memory may be returned with the
+    /// content and lent again.
     #[allow(dead_code)]
     pub(super) range: Option<RangeLock>,
     pub(super) content: ArcRwLockReadGuard<RawRwLock, Content>,
@@ -36,7 +37,7 @@ impl TensorRef {
         self.remote.as_ref()
     }
 
-    /// The bytes in C order; none if the memory is not the host's.
+    /// Returns the bytes in C order, or none if the memory is not the host's.
     pub fn bytes(&self) -> &[u8] {
         self.content.data.bytes()
     }
@@ -50,23 +51,23 @@ impl TensorRef {
         bytemuck::cast_slice(self.bytes())
     }
 
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for
-    /// foreign.
+    /// Returns the current content, which later writes to the tensor do not change. Owned memory is shared, and
+    /// foreign memory is copied.
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
     }
 
-    /// Unlocks a tensor whose memory a library or a device may still read: it is never freed.
+    /// Unlocks a tensor, but never frees its memory, because a library or a device may still read it.
     pub fn abandon(self) {
         leak(&self.content.data, self.remote.as_ref());
     }
 }
 
-/// A tensor locked for writing. May move to another thread.
+/// A tensor locked for writing. The guard may move to another thread.
 pub struct TensorMut {
     pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
-    /// As that of a `TensorRef`.
+    /// The lock on the range, as in `TensorRef`.
     #[allow(dead_code)]
     pub(super) range: Option<RangeLock>,
     pub(super) content: ArcRwLockWriteGuard<RawRwLock, Content>,
@@ -75,8 +76,7 @@ pub struct TensorMut {
     pub(super) then: Option<AfterWrite>,
 }
 
-/// The function that follows the end of a write: it gets the bytes, or the error that kept them from being
-/// written.
+/// A function that is called at the end of a write. It gets the bytes, or the error that prevented the write.
 type AfterWrite = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
 
 impl TensorMut {
@@ -95,28 +95,28 @@ impl TensorMut {
         self.remote.as_ref()
     }
 
-    /// Lets `then` follow this write, on the thread that ends it: with the bytes written or the fault set;
-    /// with neither, not at all.
+    /// Calls `then` at the end of this write, on the thread that ends it, with the bytes written or the fault
+    /// set. If there is neither, `then` is not called.
     #[must_use]
     pub fn then(mut self, then: impl FnOnce(Result<&[u8]>) + Send + Sync + 'static) -> Self {
         self.then = Some(Box::new(then));
         self
     }
 
-    /// Returns true if dropping it only unlocks: nothing follows the write, and no other library gets its
-    /// memory back by it.
+    /// Returns true if dropping the guard only unlocks the tensor: nothing is called after the write, and no
+    /// other library gets its memory back.
     pub fn is_simply_dropped(&self) -> bool {
         let is_own = self.remote.is_none() && !self.content.data.is_foreign();
         let is_last = || Arc::strong_count(ArcRwLockWriteGuard::rwlock(&self.content)) == 1;
         self.then.is_none() && self.content.released.is_none() && (is_own || !is_last())
     }
 
-    /// The bytes, for reading; none if the memory is not the host's.
+    /// Returns the bytes, for reading, or none if the memory is not the host's.
     pub fn bytes(&self) -> &[u8] {
         self.content.data.bytes()
     }
 
-    /// The bytes, for writing; copied first if a snapshot still needs the old ones.
+    /// Returns the bytes, for writing. They are copied first if a snapshot still needs the old bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.touched = true;
         unshare(&mut self.content.data).bytes_mut()
@@ -142,28 +142,29 @@ impl TensorMut {
         }
     }
 
-    /// Names the key whose value is being written, for the timeline of the thread that waits for it.
+    /// Sets the key of the value that is being written, for the timeline of the thread that waits for it.
     pub fn write_of(&mut self, key: &Key) {
         self.content.written = Some(key.clone());
     }
 
-    /// The present content, which later writes to the tensor do not change. Free for owned memory, a copy for
-    /// foreign.
+    /// Returns the current content, which later writes to the tensor do not change. Owned memory is shared, and
+    /// foreign memory is copied.
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
     }
 
-    /// Returns true if the memory is somebody else's, so that a snapshot is a copy.
+    /// Returns true if the memory is foreign, so that a snapshot is a copy.
     pub fn is_foreign(&self) -> bool {
         self.content.data.is_foreign()
     }
 
-    /// Returns true if a sum that is written here need be nowhere else.
+    /// Returns true if a sum that is written here need not be kept elsewhere.
     pub fn is_unkept(&self) -> bool {
         self.content.is_unkept
     }
 
-    /// As [`fail`](Self::fail), when a library or a device may still use the memory: it is never freed.
+    /// Fails the write as [`fail`](Self::fail) does, but never frees the memory, because a library or a
+    /// device may still use it.
     pub fn abandon(self, fault: Error) {
         leak(&self.content.data, self.remote.as_ref());
         self.fail(fault);
@@ -195,7 +196,7 @@ fn snapshot(data: &Arc<Buffer>) -> Arc<Buffer> {
     if data.is_foreign() { Arc::new(Buffer::copy_of(data.bytes())) } else { Arc::clone(data) }
 }
 
-/// The buffer for writing; a fresh copy takes its place if others still hold it.
+/// Returns the buffer for writing. It is replaced by a new copy first if others still hold it.
 pub fn unshare(data: &mut Arc<Buffer>) -> &mut Buffer {
     if Arc::get_mut(data).is_none() {
         *data = Arc::new(Buffer::copy_of(data.bytes()));

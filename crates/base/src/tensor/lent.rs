@@ -8,27 +8,27 @@ use parking_lot::Mutex;
 use crate::Key;
 use crate::forked::Process;
 
-/// The notifications of a store about the tensors that it holds.
+/// A store's notifications about the tensors that it holds.
 pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
     fn wait(&self);
 
-    /// The store has a [watched](super::Tensor::watched) tensor. Its owner waits for a call, and not for the
-    /// lock.
+    /// The store has a [watched](super::Tensor::watched) tensor. The tensor's owner waits for a callback, and
+    /// not for the lock.
     fn watched(&self) {}
 
-    /// The store is done with a watched tensor; the call to its owner follows.
+    /// The store is done with a watched tensor. The callback to its owner follows.
     fn returned(&self) {}
 }
 
-/// The store reads it: writers block.
+/// The store reads the tensor: writers block.
 pub(super) const READ: u8 = 1;
-/// The store writes it: readers block, too.
+/// The store writes the tensor: readers and writers block.
 pub(super) const WRITTEN: u8 = 2;
 
 #[derive(Default)]
 pub(super) struct StoreLoan {
-    /// 0, `READ` or `WRITTEN`; changed while `to` is locked.
+    /// 0, `READ` or `WRITTEN`. It is changed only while `to` is locked.
     how: AtomicU8,
     to: Mutex<Option<(Weak<dyn Waiter>, Process)>>,
     is_watched: bool,
@@ -61,8 +61,8 @@ impl StoreLoan {
         }
     }
 
-    /// The owner asks for it: notifies the store, if it holds the tensor in a way that may make the owner
-    /// block.
+    /// Records that the owner asks for the tensor. Notifies the store, if it holds the tensor in a way that
+    /// may make the owner block.
     pub(super) fn come_for(&self, blocks_from: u8) {
         if self.how.load(Ordering::Acquire) >= blocks_from {
             self.take_back().into_iter().for_each(|waiter| waiter.wait());
@@ -80,7 +80,7 @@ impl StoreLoan {
             place.take()
         };
         let (waiter, process) = place?;
-        // A forked child has nothing to say to its parent's store.
+        // A forked child must not notify its parent's store.
         let waiter = waiter.upgrade().filter(|_| process.is_here())?;
         if self.is_watched {
             waiter.returned();

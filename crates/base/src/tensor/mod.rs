@@ -3,12 +3,12 @@
 //! A [`Tensor`] is a shared handle, as MXNet's `NDArray` is: a clone names the same elements. Its lock is the
 //! dependency tracking. `push` takes the read lock and keeps it until the gradient has left; `push_pull`
 //! takes the write lock of `out` and gives it back when the sum is there. So [`Tensor::read`] and
-//! [`Tensor::write`] block exactly as long as communication still needs the memory, and nothing is copied to
-//! make that so.
+//! [`Tensor::write`] block exactly as long as communication still needs the memory, and no copy is needed for
+//! that.
 //!
 //! Owned memory is copied on write: a store may keep a snapshot of a tensor for the price of a reference
-//! count. A tensor may also name memory of a device (see `device`): it has the same lock, and asking for its
-//! bytes is an error.
+//! count. A tensor may also be in memory of a device (see `device`). It then has the same lock, and asking
+//! for its bytes is an error.
 //!
 //! Tensors over one piece of another library's memory, or over views of it, are locked as one (`ranges`).
 //!
@@ -35,18 +35,18 @@ use ranges::{Range, RangeLock};
 use crate::timeline::{self, Phase};
 use crate::{Awake, Buffer, DType, Element, Error, Key, Remote, Result, waits};
 
-/// A function that is called once, when nobody holds a tensor any more, with the error of its last write, if
-/// any.
+/// A function that is called once, when nobody holds a tensor any more. It gets the error of the last write,
+/// if there was one.
 pub type OnRelease = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
 
 struct Content {
     data: Arc<Buffer>,
-    /// Why the last write of this tensor did not happen; reading it raises that.
+    /// The error for which the last write of this tensor did not happen. Reading the tensor returns it.
     fault: Option<Error>,
     /// The key that was written last, kept for the timeline only.
     written: Option<Key>,
     released: Option<OnRelease>,
-    /// True if a store that writes it may leave its key without a value.
+    /// True if a store that writes this tensor may leave its key without a value.
     is_unkept: bool,
 }
 
@@ -95,7 +95,7 @@ fn len_bytes(dtype: DType, shape: &[usize]) -> usize {
 }
 
 impl Tensor {
-    /// A tensor of zeros.
+    /// Returns a tensor of zeros.
     ///
     /// # Panics
     /// If [`DType::len_bytes`] has no answer for `shape`.
@@ -103,7 +103,8 @@ impl Tensor {
         Self::from_buffer(dtype, shape, Buffer::zeroed(len_bytes(dtype, shape)))
     }
 
-    /// As [`zeros`](Self::zeros), or an error if there is no such shape, or no memory for `what`.
+    /// Returns zeros as [`zeros`](Self::zeros) does, or an error if the shape is impossible or there is no
+    /// memory for `what`.
     pub fn try_zeros(dtype: DType, shape: &[usize], what: &str) -> Result<Self> {
         let buffer = Buffer::try_zeroed(dtype.len_bytes(shape)?, what)?;
         Ok(Self::from_buffer(dtype, shape, buffer))
@@ -118,7 +119,7 @@ impl Tensor {
         Self::from_buffer(T::DTYPE, shape, Buffer::copy_of(bytemuck::cast_slice(values)))
     }
 
-    /// A vector of `len` copies of `value`, which is rounded to `dtype`.
+    /// Returns a tensor with `value`, rounded to `dtype`, in every element.
     pub fn full(dtype: DType, shape: &[usize], value: f64) -> Self {
         let len = len_bytes(dtype, shape) / dtype.size_bytes();
         crate::with_element!(dtype, T => Self::from_slice(shape, &vec![T::from_f64(value); len]))
@@ -135,10 +136,10 @@ impl Tensor {
         Tensor { range, ..Self::over(dtype, shape, Content::of(Arc::new(buffer))) }
     }
 
-    /// As [`from_buffer`](Self::from_buffer); calls `released` when the last handle and the last guard are
-    /// gone: no store uses the memory any more. The call may come on a store's thread and must not block it.
-    /// Give the tensor to stores of one kind at a time: only the first that holds it is notified of its
-    /// return.
+    /// Returns a tensor as [`from_buffer`](Self::from_buffer) does. Calls `released` when the last handle and
+    /// the last guard are gone, so that no store uses the memory any more. The call may come on a store's
+    /// thread and must not block it. Give the tensor to stores of one kind at a time: only the first that
+    /// holds it is notified of its return.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: OnRelease) -> Self {
         let lent = Arc::new(StoreLoan::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
@@ -149,9 +150,9 @@ impl Tensor {
         tensor
     }
 
-    /// Lets a store that writes a sum here leave the key without a value until the next push: keeping one
-    /// costs a copy, at once if the memory is foreign, and else when the tensor is next written. A program
-    /// that needs the sum reads it here; pulling the key is an error meanwhile.
+    /// Lets a store that writes a sum here leave the key without a value until the next push. Keeping a value
+    /// would cost a copy, at once if the memory is foreign, and otherwise when the tensor is next written. A
+    /// program that needs the sum reads it here. Pulling the key is an error meanwhile.
     #[must_use = "it is the tensor"]
     pub fn unkept(self) -> Self {
         self.content.write().is_unkept = true;
@@ -163,13 +164,13 @@ impl Tensor {
         Tensor { dtype, shape: shape.into(), content, remote: None, range: None, lent: Arc::default() }
     }
 
-    /// A tensor over memory that is not the host's.
+    /// Returns a tensor over memory that is not the host's.
     pub fn from_remote(dtype: DType, shape: &[usize], remote: Remote) -> Self {
         Tensor { remote: Some(remote), ..Self::over(dtype, shape, Content::of(Arc::new(Buffer::zeroed(0)))) }
     }
 
-    /// The same tensor, whose memory is another library's and begins at `start`: while a guard of it is held,
-    /// tensors over memory that overlaps are locked too.
+    /// Returns this tensor, marked as memory of another library that begins at `start`. While a guard of it
+    /// is held, tensors over overlapping memory are locked too.
     #[must_use = "it is the tensor"]
     pub fn at(self, start: usize) -> Self {
         Tensor { range: Range::of(start, self.len_bytes()), ..self }
@@ -180,7 +181,7 @@ impl Tensor {
         self.remote.as_ref()
     }
 
-    /// A tensor over a snapshot: it is copied when either side writes.
+    /// Returns a tensor over a snapshot. The memory is copied when either side writes.
     pub fn from_snapshot(dtype: DType, shape: &[usize], data: Arc<Buffer>) -> Self {
         Self::over(dtype, shape, Content::of(data))
     }
@@ -215,27 +216,27 @@ impl Tensor {
         Arc::ptr_eq(&self.content, &other.content)
     }
 
-    /// Returns true if both lie in another library's memory, and some of it is of both.
+    /// Returns true if both are in another library's memory, and their memory overlaps.
     pub fn overlaps(&self, other: &Tensor) -> bool {
         self.range.zip(other.range).is_some_and(|(own, other)| own.overlaps(other))
     }
 
-    /// The elements, for reading. Blocks while a store still has to write them; returns the error of that
-    /// write, if any.
+    /// Returns the elements, for reading. Blocks while a store still has to write them. If that write fails,
+    /// returns its error.
     pub fn read(&self) -> Result<TensorRef> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.read_anywhere()
     }
 
-    /// As [`read`](Self::read), wherever the memory is. On a device it blocks until a store has queued its
-    /// work on the tensor's stream.
+    /// Locks the tensor as [`read`](Self::read) does, wherever the memory is. On a device it blocks until a
+    /// store has queued its work on the tensor's stream.
     pub fn read_anywhere(&self) -> Result<TensorRef> {
         self.come_for(WRITTEN);
         let content = if timeline::is_on() { self.read_timed() } else { self.read_locked() };
         self.guard(content, self.hold(false))
     }
 
-    /// The range of memory, if it is another library's. Blocks while others have it.
+    /// Locks the range of memory, if it is another library's. Blocks while others hold it.
     fn hold(&self, is_written: bool) -> Option<RangeLock> {
         let held = |range| match ranges::hold(range, is_written, &self.lent, None) {
             Ok(held) => held,
@@ -252,7 +253,7 @@ impl Tensor {
         })
     }
 
-    /// Looks for a moment whether a store has written a short tensor: to sleep until then would take longer.
+    /// Polls for a moment until a store has written a short tensor, because sleeping would take longer.
     fn look_out(&self) {
         const SHORT_BYTES: usize = 64 << 10;
         const MOMENT: Duration = Duration::from_micros(50);
@@ -263,13 +264,14 @@ impl Tensor {
         while self.content.is_locked_exclusive() && awake.is_awake() {}
     }
 
-    /// As [`read`](Self::read), but `None` if a store still has to write them after `limit`.
+    /// Reads as [`read`](Self::read) does, but returns `None` if a store still has to write the elements
+    /// after `limit`.
     pub fn read_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.read_anywhere_within(limit)
     }
 
-    /// As [`read_within`](Self::read_within), wherever the memory is.
+    /// Locks the tensor as [`read_within`](Self::read_within) does, wherever the memory is.
     pub fn read_anywhere_within(&self, limit: Duration) -> Result<Option<TensorRef>> {
         let deadline = Instant::now().checked_add(limit);
         let Some(content) = self.read_locked_within(limit) else { return Ok(None) };
@@ -288,15 +290,15 @@ impl Tensor {
         RwLock::try_read_arc_for(&self.content, limit)
     }
 
-    /// Returns true if no store has to write the elements any more after `limit`, or the error of such a
-    /// write. Other tensors over the same memory do not matter, so the elements may since have changed.
+    /// Waits for at most `limit`. Returns true if no store has to write the elements any more, or the error
+    /// of such a write. Other tensors over this memory do not count, so the elements may have changed since.
     pub fn is_settled_within(&self, limit: Duration) -> Result<bool> {
         let Some(content) = self.read_locked_within(limit) else { return Ok(false) };
         content.fault.clone().map_or(Ok(true), Err)
     }
 
-    /// Returns true if nobody has the memory by another tensor after `limit` so that an access to it would
-    /// have to wait.
+    /// Waits for at most `limit`. Returns true if no other tensor's lock on this memory would make an access
+    /// wait.
     pub fn is_free_within(&self, is_written: bool, limit: Duration) -> bool {
         self.range.is_none_or(|range| ranges::is_free(range, is_written, Instant::now() + limit))
     }
@@ -318,8 +320,8 @@ impl Tensor {
         })
     }
 
-    /// Records that this thread has waited for the elements, which it may read now, since `since_ns` by
-    /// [`timeline::now_ns`].
+    /// Records in the timeline that this thread has waited for the elements since `since_ns`, by
+    /// [`timeline::now_ns`], and may read them now.
     pub fn waited_since(&self, since_ns: u64) {
         if let (true, Some(content)) = (timeline::is_on(), RwLock::try_read_arc(&self.content)) {
             self.record_wait(&content, since_ns);
@@ -331,8 +333,8 @@ impl Tensor {
         timeline::record(Phase::Wait, name, since_ns, self.len_bytes() as u64);
     }
 
-    /// The elements, for writing; elsewhere than on the host only the lock. Blocks while a store still uses
-    /// them. Clears an earlier fault.
+    /// Returns the elements, for writing. If the memory is not the host's, only locks them. Blocks while a
+    /// store still uses them. Clears an earlier fault.
     pub fn write(&self) -> TensorMut {
         self.come_for(READ);
         let content = RwLock::try_write_arc(&self.content).unwrap_or_else(|| {
@@ -342,13 +344,14 @@ impl Tensor {
         self.guard_mut(content, self.hold(true))
     }
 
-    /// As [`write`](Self::write), but an error if the tensor stays locked for `limit`, or is not on the host.
+    /// Writes as [`write`](Self::write) does, but returns an error if the tensor stays locked for `limit`, or
+    /// is not on the host.
     pub fn write_within(&self, limit: Duration) -> Result<TensorMut> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.write_anywhere_within(limit)
     }
 
-    /// As [`write_within`](Self::write_within), wherever the memory is.
+    /// Locks the tensor as [`write_within`](Self::write_within) does, wherever the memory is.
     pub fn write_anywhere_within(&self, limit: Duration) -> Result<TensorMut> {
         self.come_for(READ);
         let _wait = waits::wait();
@@ -363,7 +366,8 @@ impl Tensor {
         Ok(self.guard_mut(content, range.map_err(|other| self.in_use(&other, limit))?))
     }
 
-    /// Why the memory of an output could not be locked within `limit`: `other` holds it.
+    /// Returns the error for an output whose memory could not be locked within `limit`, because `other` holds
+    /// it.
     fn in_use(&self, other: &StoreLoan, limit: Duration) -> Error {
         let name = |lent: &StoreLoan| {
             lent.given().map_or(("another tensor".to_owned(), String::new()), |(key, rank)| {
@@ -376,23 +380,23 @@ impl Tensor {
                 "an output of {own}{rank} shares memory with a tensor of {other}, which stayed in use for {} s",
                 limit.as_secs_f64()
             ),
-            format!("wait for the call of {other} before its memory is given to another, or give memory of its own"),
+            format!("wait for the call of {other} before another call gets its memory, or give memory of its own"),
         )
     }
 
-    /// The tensor is being given to a store for `key`, on this rank: so errors name it.
+    /// Records that the tensor is given to a store for `key`, on this rank, so that errors can name it.
     pub fn give(&self, key: &Key, rank: usize) {
         if self.range.is_some() {
             self.lent.give(key, rank);
         }
     }
 
-    /// A store has been given the tensor, to write or only to read it.
+    /// Records that a store has been given the tensor, to write it or only to read it.
     pub fn lend(&self, to: &Weak<dyn Waiter>, is_written: bool) {
         self.lent.lend(to, if is_written { WRITTEN } else { READ });
     }
 
-    /// Tells the store, if it was given the tensor in a way that may make this access block.
+    /// Notifies the store, if it was given the tensor in a way that may make this access block.
     fn come_for(&self, blocks_from: u8) {
         self.lent.come_for(blocks_from);
     }
@@ -489,7 +493,8 @@ mod tests {
         assert!(!last.is_simply_dropped());
     }
 
-    /// Tensors over parts of one array of eight elements, each as another library would lend it again.
+    /// Returns tensors over parts of one array of eight elements, as another library would lend it each time
+    /// anew.
     fn over_one_array<const N: usize>(parts: [std::ops::Range<usize>; N]) -> [Tensor; N] {
         let memory: Arc<[std::sync::atomic::AtomicU32; 8]> = Arc::default();
         parts.map(|part| {
@@ -542,7 +547,7 @@ mod tests {
         struct TestWaiter(std::sync::Mutex<Option<TensorMut>>);
         impl Waiter for TestWaiter {
             fn wait(&self) {
-                // As a store that is done at once; it lets go of the range itself.
+                // Acts as a store that is done at once and releases the range itself.
                 self.0.lock().unwrap().take();
             }
         }

@@ -1,12 +1,12 @@
 //! The locks on memory of other libraries, by address.
 //!
-//! Tensors over memory of our own share it by clones of one handle, and so they share its lock. Memory of
-//! another library may come again with every call: two tensors may lie over one array, or over views of it.
-//! So a guard of such a tensor holds, besides the tensor's own lock, the range of addresses. A range that is
-//! written overlaps no other that is held; ranges that are read may overlap each other. A thread that needs a
-//! range that is held waits for it, as for the lock of one tensor.
+//! Tensors over our own memory share it by clones of one handle, so they share its lock. Memory of another
+//! library may come anew with every call: two tensors may be over one array, or over views of it. So a guard
+//! of such a tensor holds, besides the tensor's own lock, the range of addresses. A range that is written
+//! overlaps no other held range. Ranges that are read may overlap each other. A thread that needs a held
+//! range waits for it, as for the lock of a tensor.
 //!
-//! An access costs a lookup in a sorted set of the ranges that are held.
+//! An access costs a lookup in a sorted set of the held ranges.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Range {
         self.start < other.end && other.start < self.end
     }
 
-    /// The power of two that its length has reached.
+    /// Returns the power of two of the range's length, rounded down.
     fn power(self) -> u32 {
         (self.end - self.start).max(1).ilog2()
     }
@@ -61,8 +61,8 @@ impl Drop for RangeLock {
     }
 }
 
-/// Waits until the range can be held, until `deadline` if there is one. Otherwise returns the holder of a
-/// part of it.
+/// Waits until the range can be held, but not beyond `deadline`, if there is one. After the deadline returns
+/// the holder of a part of the range.
 pub(super) fn hold(
     range: Range,
     is_written: bool,
@@ -76,10 +76,10 @@ pub(super) fn hold(
     Ok(RangeLock { range, is_written, number })
 }
 
-/// Waits until the range could be held, until `deadline` at most. Returns true if it could; another thread
-/// may hold it since.
+/// Waits until the range could be held, but not beyond `deadline`. Returns true if it could be. Another
+/// thread may hold it since then.
 pub(super) fn is_free(range: Range, is_written: bool, deadline: Instant) -> bool {
-    // Mostly nothing is held at all.
+    // Usually no range is held at all.
     HELD.load(Relaxed) == 0 || wait(&mut TABLE.lock(), range, is_written, Some(deadline)).is_ok()
 }
 
@@ -89,13 +89,14 @@ fn wait(
     is_written: bool,
     deadline: Option<Instant>,
 ) -> Result<(), Arc<StoreLoan>> {
-    /// A tensor is locked before it is lent: its store is notified again after this time.
+    /// The time after which a holder's store is notified again. It is needed because a tensor is locked
+    /// before it is lent.
     const AGAIN: Duration = Duration::from_millis(50);
     while let Some((number, holder)) = table.conflict(range, is_written) {
         if table.is_of_another_process() {
             continue;
         }
-        // Without the table, as a store may let go of ranges when it is notified.
+        // The table is unlocked meanwhile, because a store may release ranges when it is notified.
         MutexGuard::unlocked(table, || holder.come_for(READ));
         if table.conflict(range, is_written).is_none_or(|(now, _)| now != number) {
             continue;
@@ -126,16 +127,16 @@ struct Holder {
 
 /// The ranges that are held.
 struct HeldRanges {
-    /// Ranges that are written, by where they begin. They are disjoint.
+    /// The written ranges, by their start. They are disjoint.
     written: BTreeMap<usize, Holder>,
-    /// Ranges that are read, by the power of two that their length has reached, and where they begin. With
-    /// one power those that overlap a range begin close to it, however long others are.
+    /// The read ranges, by the power of two of their length and by their start. Among ranges of one power,
+    /// those that overlap a given range begin close to it, however long other ranges are.
     read: BTreeMap<(u32, usize, u64), Holder>,
     /// The number of ranges of each power of two.
     powers: [u32; usize::BITS as usize],
     /// The number of ranges that were ever held.
     last: u64,
-    /// The process that held the first.
+    /// The process that held the first range.
     process: u32,
     /// The number of threads that wait for a range.
     waiting: usize,
@@ -153,8 +154,8 @@ impl HeldRanges {
         }
     }
 
-    /// Returns true if this is a copy of the table of the process that forked this one: the threads that held
-    /// ranges are not here, and so it is emptied.
+    /// Returns true if this table is a copy from the process that forked this one. The threads that held
+    /// ranges do not exist here, so the table must be emptied.
     fn is_of_another_process(&mut self) -> bool {
         let (process, last) = (std::process::id(), self.last);
         let is_copy = self.process != process;
@@ -164,7 +165,7 @@ impl HeldRanges {
         is_copy
     }
 
-    /// The number and the tensor of one that keeps `range` from being held.
+    /// Returns the number and the tensor of a holder that conflicts with `range`.
     fn conflict(&self, range: Range, is_written: bool) -> Option<(u64, Arc<StoreLoan>)> {
         let written = self.written.range(..range.end).next_back().map(|(_, holder)| holder);
         let written = written.filter(|holder| holder.end > range.start);
@@ -201,8 +202,7 @@ impl HeldRanges {
 
     fn remove(&mut self, range: Range, is_written: bool, number: u64) {
         if is_written {
-            // In a process that was forked it may have been taken out before, and another may be in its
-            // place.
+            // In a forked process the range may have been removed before, and another may be in its place.
             if self.written.get(&range.start).is_some_and(|holder| holder.number == number) {
                 self.written.remove(&range.start);
             }

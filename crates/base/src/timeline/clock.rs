@@ -1,7 +1,7 @@
-//! Measures the lead of this process's clock over rank 0's by messages there and back; the quickest is the
-//! most exact.
+//! Measures the lead of this process's clock over rank 0's by round trips of messages. The quickest round
+//! trip is the most exact.
 
-/// Round trips that are made; a quiet one among them is enough.
+/// The number of round trips. One undisturbed round trip is enough.
 const ROUNDS: u32 = 16;
 
 /// The measurement so far.

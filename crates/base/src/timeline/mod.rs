@@ -1,10 +1,10 @@
 //! The timeline of this process: spans of time, written as a Chrome trace at its end.
 //!
-//! `RINGPULL_TIMELINE=FILE` switches it on. Every thread gathers its spans in memory of its own; the file is
+//! `RINGPULL_TIMELINE=FILE` switches it on. Every thread gathers its spans in its own memory; the file is
 //! written when the process ends, also after a fault. [`Phase`] is the vocabulary of the whole crate: who
 //! waits, packs, sends or updates says so with a [`span`], which costs one relaxed load of a flag while
-//! nobody asked for a timeline. [`trace`] is the file; `ringpull top` merges the files of a job's ranks
-//! and says where a step's time went.
+//! nobody asked for a timeline. [`trace`] is the file; `ringpull top` merges the files of a job's ranks and
+//! says where a step's time went.
 
 pub mod clock;
 mod recorder;
@@ -18,7 +18,7 @@ use crate::named::named;
 pub use recorder::{clock_ns, flush, introduce, is_on, now_ns, record, resume, set_clock, span, start, stop};
 
 named! {
-    /// The activity of a span of time.
+    /// The activity in a span of time.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Phase {
         /// A step of training, as the program that trains sees it.
@@ -31,19 +31,19 @@ named! {
         Wait = "wait",
         /// A collective on the comm thread.
         Collective = "collective",
-        /// Bringing gradients to where they are summed.
+        /// Copying gradients to the memory in which they are summed.
         Pack = "pack",
-        /// Bringing sums or values to their outputs.
+        /// Copying sums or values to their outputs.
         Unpack = "unpack",
         /// An optimizer or updater at work.
         Update = "update",
-        /// A message on its way out, from its posting until the transport is done with it.
+        /// A message that is sent, from its posting until the transport is done with it.
         Send = "send",
-        /// A message that is awaited, from its posting until it is there.
+        /// A message that is awaited, from its posting until it has arrived.
         Receive = "receive",
         /// Adding a received segment.
         Reduce = "reduce",
-        /// A request to a server, from its leaving until the answer is in.
+        /// A request to a server, from its leaving until the answer has come.
         Request = "request",
         /// A server at work on a request.
         Serve = "serve",
@@ -51,14 +51,14 @@ named! {
 }
 
 impl Phase {
-    /// Returns true if several of one thread may be open at once without one holding the other.
+    /// Returns true if several spans of one thread may overlap without being nested.
     fn overlaps(self) -> bool {
         matches!(self, Phase::Collective | Phase::Send | Phase::Receive | Phase::Request)
     }
 }
 
-/// The name of a wait in which a thread was blocked in its framework, for the results of any of its calls.
-/// Code that learns of such a wait records it, on a thread of its own if it has to.
+/// The name of a wait in which a thread was blocked in its framework, for the results of its calls. Code that
+/// learns of such a wait records it, if necessary on another thread.
 pub const RESULTS: &str = "results";
 
 /// The subject of a span.
@@ -70,7 +70,7 @@ pub enum Name {
     Peer(usize),
     /// A word.
     Word(&'static str),
-    /// Other words.
+    /// Any text.
     Text(String),
 }
 
@@ -78,7 +78,7 @@ impl fmt::Display for Name {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Name::Key(Key::Int(number)) => write!(out, "{number}"),
-            // Without the quotes that an error puts around it.
+            // The name is written without the quotes that errors have.
             Name::Key(Key::Str(name)) => out.write_str(name),
             Name::Peer(rank) => write!(out, "rank {rank}"),
             Name::Word(word) => out.write_str(word),
@@ -113,7 +113,7 @@ struct OpenSpan {
 }
 
 impl Span {
-    /// Says how many payload bytes it is about.
+    /// Sets the number of payload bytes of the span.
     pub fn bytes(mut self, bytes: usize) -> Self {
         if let Some(open) = &mut self.0 {
             open.bytes = bytes as u64;

@@ -15,14 +15,14 @@ use crate::config::Role;
 use crate::forked::Process;
 use crate::topology::host_name;
 
-/// The largest number of spans of one thread; later ones are counted and left out.
+/// The greatest number of spans of one thread. Later spans are only counted.
 const MOST_A_THREAD: usize = 1 << 20;
 
 static ON: AtomicBool = AtomicBool::new(false);
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 
 struct Recorder {
-    /// A forked child records nothing: the file is its parent's.
+    /// The process that records. A forked child records nothing, because the file is its parent's.
     process: Process,
     pattern: String,
     zero: Instant,
@@ -31,15 +31,14 @@ struct Recorder {
     writing: Mutex<()>,
 }
 
-/// One thread's spans. Only that thread adds to them, so that its lock is free except while the file is
-/// written.
+/// One thread's spans. Only this thread adds to them, so the lock is free except while the file is written.
 struct ThreadSpans {
     name: String,
     events: Mutex<Vec<Event>>,
     left_out: AtomicU64,
 }
 
-/// A span that is over.
+/// A span that has ended.
 #[derive(Debug, Clone)]
 pub(super) struct Event {
     pub(super) phase: Phase,
@@ -83,7 +82,8 @@ pub fn start(file: Option<String>) {
     }
 }
 
-/// Records for `file` from now on, also after [`stop`]; whether it does: a process has one file.
+/// Records for `file` from now on, even after [`stop`]. Returns false if the process already has another
+/// file.
 pub fn resume(file: &str) -> bool {
     start(Some(file.to_owned()));
     let is_this = recorder().is_some_and(|recorder| recorder.pattern == file);
@@ -99,7 +99,7 @@ pub fn stop() {
     flush();
 }
 
-/// The recorder, where it is this process's own.
+/// Returns the recorder, if it belongs to this process.
 fn recorder() -> Option<&'static Recorder> {
     RECORDER.get().filter(|recorder| recorder.process.is_here())
 }
@@ -120,8 +120,7 @@ pub fn introduce(role: Role, rank: usize, size: usize) {
     }
 }
 
-/// Says how far this process's clock is ahead of rank 0's, as measured with messages that took
-/// `round_trip_ns`.
+/// Sets the lead of this process's clock over rank 0's, as measured with messages that took `round_trip_ns`.
 pub fn set_clock(ahead_ns: i64, round_trip_ns: u64) {
     if let Some(recorder) = recorder() {
         let mut about = recorder.about.lock();
@@ -129,13 +128,14 @@ pub fn set_clock(ahead_ns: i64, round_trip_ns: u64) {
     }
 }
 
-/// Nanoseconds since the recorder was switched on; 0 while it is off.
+/// Returns the nanoseconds since the recorder was switched on, or 0 while it is off.
 #[inline]
 pub fn now_ns() -> u64 {
     if is_on() { RECORDER.get().map_or(0, |recorder| recorder.zero.elapsed().as_nanos() as u64) } else { 0 }
 }
 
-/// Nanoseconds since 1970, by the recorder's clock if it exists: that clock is never set while it runs.
+/// Returns the nanoseconds since 1970, by the recorder's clock if it exists, because that clock is never
+/// adjusted while it runs.
 pub fn clock_ns() -> u64 {
     recorder().map_or_else(system_ns, |recorder| {
         let zero_ns = recorder.about.lock().zero_unix_ns;

@@ -1,7 +1,8 @@
-//! The file: Chrome's trace events as one JSON object, which `chrome://tracing` and Perfetto open.
+//! The timeline's file. It has Chrome's trace events as one JSON object, which `chrome://tracing` and
+//! Perfetto open.
 //!
-//! Times are microseconds since the process's recorder was switched on. `otherData` says which process of
-//! which job it is, when its zero was by its own clock, and how far that clock is ahead of rank 0's.
+//! Times are microseconds since the process's recorder was switched on. `otherData` has the process and its
+//! job, the time of its zero by its own clock, and the lead of this clock over rank 0's.
 
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
@@ -12,7 +13,7 @@ use super::recorder::Event;
 use crate::config::Role;
 use crate::{Error, Result, file_limit};
 
-/// The first process number of servers and schedulers; a worker's number is its rank.
+/// The first process number of servers and schedulers. A worker's number is its rank.
 const NUMBERS_OF_SERVERS: u32 = 100_000;
 const NUMBERS_OF_SCHEDULERS: u32 = 200_000;
 const NUMBERS_OF_HELPERS: u32 = 300_000;
@@ -38,7 +39,7 @@ pub struct About {
     pub ringpull: String,
     /// Its role in the job.
     pub role: Role,
-    /// Its rank among those; `None` if it ended before it had one.
+    /// The rank in its role, or `None` if the process ended before it had one.
     pub rank: Option<usize>,
     /// The number of workers.
     pub size: usize,
@@ -48,9 +49,9 @@ pub struct About {
     pub pid: u32,
     /// Its zero in nanoseconds since 1970, by its own clock.
     pub zero_unix_ns: u64,
-    /// The lead of its clock over rank 0's.
+    /// The lead of the process's clock over rank 0's.
     pub ahead_ns: i64,
-    /// The round trip of the messages that measured the clock; `None` if it was not measured.
+    /// The round trip of the messages that measured the clock, or `None` if it was not measured.
     pub round_trip_ns: Option<u64>,
     /// Spans that were left out because there were too many.
     pub left_out: u64,
@@ -69,23 +70,23 @@ pub struct TraceEvent {
     /// The time of the event, in microseconds.
     #[serde(default)]
     pub ts: f64,
-    /// The duration, in microseconds. Viewers take it from an `X`; a `b` has it for readers of this file
-    /// alone.
+    /// The duration, in microseconds. Viewers use it in an `X`. A `b` has it only for code here that reads
+    /// the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dur: Option<f64>,
     /// The process of the job.
     pub pid: u32,
     /// The thread of the process.
     pub tid: u32,
-    /// The number that joins a `b` and its `e`.
+    /// The number that pairs a `b` with its `e`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// More about it.
+    /// The event's arguments.
     #[serde(default, skip_serializing_if = "Args::is_empty")]
     pub args: Args,
 }
 
-/// More about an event.
+/// The arguments of an event.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Args {
     /// Payload bytes.
@@ -109,7 +110,7 @@ pub(super) struct Thread {
 }
 
 impl About {
-    /// A worker without a rank so far.
+    /// Returns a worker that has no rank yet.
     pub(super) fn new(host: String, zero_unix_ns: u64) -> Self {
         About {
             ringpull: env!("CARGO_PKG_VERSION").to_owned(),
@@ -168,8 +169,8 @@ impl Trace {
     }
 }
 
-/// The file of one process: `{rank}` in the pattern is replaced; without it the rank stands before the
-/// extension.
+/// Returns the name of one process's file. `{rank}` in the pattern is replaced by the rank. Without it the
+/// rank is put before the extension.
 pub fn file_name(pattern: &str, about: &About) -> String {
     let rank = about.rank.map_or_else(|| format!("pid{}", about.pid), |rank| rank.to_string());
     let rank = if about.role == Role::Worker { rank } else { format!("{}{rank}", about.role) };
@@ -183,7 +184,7 @@ pub fn file_name(pattern: &str, about: &About) -> String {
     }
 }
 
-/// The folder of the files of a pattern, as far as it is the same for all ranks.
+/// Returns the folder of a pattern's files, up to the part that differs between ranks.
 pub(super) fn folder(pattern: &str) -> &Path {
     let folder = pattern.rfind('/').map_or(".", |at| &pattern[..=at]);
     let is_common = |folder: &&Path| !folder.to_string_lossy().contains("{rank}");
@@ -194,7 +195,7 @@ pub(super) fn folder(pattern: &str) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Makes the folder if it is not there; an error if nothing can be written in it.
+/// Makes the folder if it does not exist. Returns an error if nothing can be written in it.
 pub(super) fn try_folder(folder: &Path) -> Result<()> {
     let failed = |cause: std::io::Error| Error::io("write timelines in", folder.display(), &cause);
     std::fs::create_dir_all(folder).map_err(failed)?;

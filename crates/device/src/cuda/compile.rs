@@ -14,7 +14,7 @@ use super::super::failed;
 use super::super::kernels::{ARCHITECTURES, OPTIONS, TranslationUnit};
 use super::Version;
 
-/// Returns true if NVRTC is here. Nothing else of this file may be called before this was asked.
+/// Returns true if NVRTC is installed. To be called before any other function of this file.
 pub(super) fn is_present() -> bool {
     super::is_present(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"])
 }
@@ -46,8 +46,9 @@ pub(super) fn architecture((major, minor): (c_int, c_int), driver: Version) -> R
     Ok(format!("{}_{major}{minor}", form(nvrtc, driver)?))
 }
 
-/// A driver compiles the PTX of its own version and of older ones. Within one CUDA major version it runs the
-/// GPU code of newer toolkits too ("Minor Version Compatibility" in NVIDIA's CUDA Compatibility).
+/// Returns the form of code to compile. A driver compiles the PTX of its own version and of older ones.
+/// Within one CUDA major version it runs the GPU code of newer toolkits too ("Minor Version Compatibility" in
+/// NVIDIA's CUDA Compatibility).
 fn form(nvrtc: Version, driver: Version) -> Result<&'static str> {
     if nvrtc <= driver {
         return Ok("compute");
@@ -65,7 +66,8 @@ fn form(nvrtc: Version, driver: Version) -> Result<&'static str> {
     ))
 }
 
-/// Compiles code that the driver loads for `architecture`: PTX, or a cubin for one that begins with `sm_`.
+/// Compiles code that the driver loads for `architecture`. It is a cubin if the architecture begins with
+/// `sm_`, and PTX otherwise.
 pub(super) fn compile(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u8>> {
     if !is_present() {
         return Err(missing());
@@ -104,7 +106,7 @@ fn is_cubin(architecture: &str) -> bool {
 /// The program was compiled for a GPU, and is not destroyed.
 unsafe fn cubin(program: sys::nvrtcProgram) -> std::result::Result<Vec<u8>, result::NvrtcError> {
     let mut len = 0;
-    // SAFETY: the caller's; NVRTC writes the length, and then as many bytes.
+    // SAFETY: as the caller promises. NVRTC writes the length, and then this number of bytes.
     unsafe {
         sys::nvrtcGetCUBINSize(program, &raw mut len).result()?;
         let mut image = vec![0u8; len];
@@ -113,8 +115,8 @@ unsafe fn cubin(program: sys::nvrtcProgram) -> std::result::Result<Vec<u8>, resu
     }
 }
 
-/// As [`compile`], from the cache if it has it, and ended by a zero, as the driver wants PTX. A device that
-/// is newer than NVRTC runs the code for an older one.
+/// Returns compiled code as [`compile`] does, from the cache if it is there, and with a zero at its end, as
+/// the driver requires for PTX. A device that is newer than NVRTC runs the code for an older device.
 pub(super) fn cached(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u8>> {
     let place = cache_file(unit, architecture);
     let kept = place.as_ref().and_then(|place| fs::read(place).ok());
@@ -130,7 +132,8 @@ pub(super) fn cached(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u
     Ok(image)
 }
 
-/// Compiles for `architecture`, or for the newest older one that NVRTC knows and whose image runs there too.
+/// Compiles for `architecture`, or for the newest older architecture that NVRTC knows and whose code runs on
+/// it.
 fn compile_for(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u8>> {
     compile(unit, architecture).or_else(|cause| {
         let older = older(architecture);
@@ -138,7 +141,7 @@ fn compile_for(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Older architectures than this whose PTX, or whose code, runs on it.
+/// Returns architectures that are older than this one and whose PTX, or code, runs on it.
 fn older(than: &str) -> Vec<String> {
     let (form, number) = than.split_once('_').unwrap_or_default();
     let number: u32 = number.parse().unwrap_or(0);
@@ -154,7 +157,7 @@ fn cache_file(unit: &TranslationUnit, architecture: &str) -> Option<PathBuf> {
     Some(config::cache_folder()?.join("ringpull").join(name))
 }
 
-/// A cache that cannot be written costs time and nothing else.
+/// Writes to the cache. A failure only costs time later.
 fn keep(place: &Path, image: &[u8]) {
     let written = place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
         let part = place.with_extension(format!("{}.part", std::process::id()));

@@ -1,4 +1,4 @@
-//! One GPU: its context, its kernels, and which others it reaches.
+//! One GPU: its context, its kernels, and its access to other GPUs.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -52,7 +52,7 @@ impl Gpu {
         Ok(Gpu { ordinal, context, name, processors, kernels })
     }
 
-    /// Lets this GPU read and write the others' memory where the machine can.
+    /// Lets this GPU read and write the memory of the other GPUs, if the machine can.
     pub(super) fn reach(&self, others: &[Gpu]) -> Result<()> {
         // SAFETY: the contexts are held.
         checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })?;

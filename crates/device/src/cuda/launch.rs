@@ -16,7 +16,7 @@ use crate::work::{Operation, Work};
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
-/// Blocks of a launch for each multiprocessor: enough to hide memory's latency.
+/// The blocks of a launch for each multiprocessor, enough to hide the latency of memory.
 const BLOCKS_EACH: u32 = 16;
 
 /// `Addends` of sum.cu.
@@ -121,7 +121,8 @@ impl StreamQueue<'_> {
         self.launch_rows("copy_many", longest / 16, to.len() as u32, &mut arguments!(pairs))
     }
 
-    /// A sum of more addends than a launch takes goes on with the result of the launch before.
+    /// Queues a sum. If it has more addends than a launch takes, the next launch continues with the result of
+    /// the previous one.
     fn sum(&self, dtype: DType, addends: &[Slice], to: &Slice) -> Result<()> {
         let (target, size) = (to.address(), dtype.size_bytes() as u64);
         let len = to.len_bytes() as u64 / size;
@@ -183,7 +184,7 @@ impl StreamQueue<'_> {
         self.launch_rows(kernel, threads, 1, arguments)
     }
 
-    /// Launches a kernel in enough blocks for `threads`, in `rows` rows; threads stride over further
+    /// Launches a kernel in enough blocks for `threads` threads, in `rows` rows. Threads stride over further
     /// elements.
     fn launch_rows(&self, kernel: &str, threads: u64, rows: u32, arguments: &mut [*mut c_void]) -> Result<()> {
         let Some(function) = self.gpu.kernels.get(kernel) else {

@@ -1,9 +1,9 @@
-//! NCCL, and nothing else: the library is found at run time, its calls have errors, its communicators one
-//! owner.
+//! NCCL. The library is found at run time, its calls return errors, and its communicators have one owner.
 //!
-//! Bound at the level of C, since what is needed lies there: cudarc knows the library as `libnccl.so` alone,
-//! which the wheels and the distributions' run-time packages do not hold, and its safe `Comm` neither asks
-//! for asynchronous errors nor ends without a panic. The constants are NCCL 2's, which its ABI has kept.
+//! This binds the C functions directly, because cudarc does not suffice. It only looks for `libnccl.so`,
+//! which the wheels and the distributions' run-time packages do not have, and its safe `Comm` does not ask
+//! for asynchronous errors and panics at its end. The constants are those of NCCL 2, which are stable in its
+//! ABI.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -20,7 +20,7 @@ use ringpull_base::{DType, Error, Result, config};
 use super::super::{GoOn, Meeting, UniqueId, failed, parted};
 use crate::work::CollectiveKind;
 
-/// The names that the library is looked for under.
+/// The names under which the library is searched.
 pub(super) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 const SUCCESS: c_int = 0;
@@ -29,7 +29,7 @@ const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 const SUM: c_int = 0;
 
-/// The time between two looks at a call that goes on by itself.
+/// The time between two polls of a call that goes on by itself.
 pub(super) const LOOK: Duration = Duration::from_micros(50);
 
 /// The time limit of parting, and of aborting communicators.
@@ -42,7 +42,7 @@ type RawStream = *mut c_void;
 #[repr(C)]
 struct Id(UniqueId);
 
-/// The first fields of `ncclConfig_t`, as NCCL 2.14 had it: a later NCCL takes missing fields as not set.
+/// The first fields of `ncclConfig_t`, as in NCCL 2.14. A later NCCL treats missing fields as not set.
 #[repr(C)]
 struct Settings {
     size: usize,
@@ -61,11 +61,11 @@ struct NcclFunctions {
     error: unsafe extern "C" fn(c_int) -> *const c_char,
     init_all: unsafe extern "C" fn(*mut Comm, c_int, *const c_int) -> c_int,
     unique_id: unsafe extern "C" fn(*mut Id) -> c_int,
-    /// Not in NCCL before 2.14.
+    /// NCCL has it since 2.14.
     init_rank: Option<unsafe extern "C" fn(*mut Comm, c_int, Id, c_int, *mut Settings) -> c_int>,
     async_error: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
     abort: unsafe extern "C" fn(Comm) -> c_int,
-    /// Not in NCCL before 2.14.
+    /// NCCL has it since 2.14.
     finalize: Option<unsafe extern "C" fn(Comm) -> c_int>,
     destroy: unsafe extern "C" fn(Comm) -> c_int,
     group_start: unsafe extern "C" fn() -> c_int,
@@ -114,7 +114,7 @@ impl NcclFunctions {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: NCCL answers every code with a string of its own that is never freed.
+        // SAFETY: NCCL returns a string for every code, which is never freed.
         let text = unsafe { CStr::from_ptr((self.error)(code)) };
         if code == REMOTE_ERROR {
             return Err(parted(call, format!("NCCL: {}", text.to_string_lossy())));
@@ -128,7 +128,7 @@ fn api() -> Option<&'static NcclFunctions> {
     API.get_or_init(NcclFunctions::load).as_ref()
 }
 
-/// NCCL's version, if the library is here.
+/// Returns NCCL's version, if the library is installed.
 pub(super) fn version() -> Option<String> {
     let (api, mut version) = (api()?, 0);
     // SAFETY: writes one int.
@@ -139,13 +139,13 @@ pub(super) fn version() -> Option<String> {
     })
 }
 
-/// Returns true if ranks can meet: NCCL is here, in a version whose calls can be aborted, and is not set so
-/// that they cannot.
+/// Returns true if ranks can join: NCCL is installed, in a version with calls that can be aborted, and is not
+/// configured to block.
 pub(super) fn can_join() -> bool {
     !config::nccl_blocks() && api().is_some_and(|api| api.init_rank.is_some())
 }
 
-/// A name to meet under. The thread that serves it is NCCL's own.
+/// Returns an id for a new communicator. A thread of NCCL serves it.
 pub(super) fn unique_id() -> Result<UniqueId> {
     let Some(api) = api() else { return Err(missing("ncclGetUniqueId")) };
     let mut id = Id([0; size_of::<UniqueId>()]);
@@ -166,7 +166,8 @@ fn aborted() -> Error {
     failed("NCCL", "collective", -1, "the communicators were aborted")
 }
 
-/// The error of ranks that could not meet. Of ranks that share a GPU, NCCL itself says only "invalid usage".
+/// Returns the error of ranks that could not join. If ranks share a GPU, NCCL itself only reports "invalid
+/// usage".
 fn of_shared_gpus(error: Error) -> Error {
     match error {
         Error::Library { code, text, .. } if code == i64::from(INVALID_USAGE) => failed(
@@ -185,24 +186,24 @@ pub(super) struct Call {
     pub(super) dtype: DType,
     pub(super) send: u64,
     pub(super) receive: u64,
-    /// Elements, as NCCL counts them for this kind: of one device's part.
+    /// The number of elements of one device's part, as NCCL counts them for this kind.
     pub(super) len: usize,
     pub(super) stream: u64,
 }
 
-/// Communicators that nobody uses any more, on their way to the thread that ends them.
+/// Communicators that nobody uses any more, for the thread that ends them.
 struct UnusedComms(Vec<Comm>);
 
 // SAFETY: NCCL's communicators may be used by any thread, one at a time.
 unsafe impl Send for UnusedComms {}
 
-/// A communicator of each device of this process: with each other, or each with those of its number in the
-/// other ranks.
+/// One communicator for each device of this process. They connect these devices with each other, or each with
+/// the devices of its number in the other ranks.
 pub(super) struct Group {
     api: &'static NcclFunctions,
     is_joined: bool,
-    /// Set before the first communicator is aborted: kernels end half way from then on, while aborting still
-    /// holds the lock.
+    /// True if aborting has begun. It is set before the first communicator is aborted, because from then on
+    /// kernels end without a result, while aborting still holds the lock.
     aborted: AtomicBool,
     comms: Mutex<Vec<Comm>>,
 }
@@ -213,7 +214,7 @@ unsafe impl Send for Group {}
 unsafe impl Sync for Group {}
 
 impl Group {
-    /// Communicators of `ordinals`; `None` without the library. Blocks.
+    /// Returns communicators of `ordinals`, or `None` without the library. Blocks.
     pub(super) fn new(ordinals: &[c_int]) -> Result<Option<Self>> {
         let Some(api) = api() else { return Ok(None) };
         let mut comms = vec![std::ptr::null_mut(); ordinals.len()];
@@ -223,8 +224,8 @@ impl Group {
         Ok(Some(Group { api, is_joined: false, aborted: AtomicBool::new(false), comms: Mutex::new(comms) }))
     }
 
-    /// Communicators of devices that `current` makes current, each with those of its number at the meeting.
-    /// Waits for all while `go_on` says so.
+    /// Returns communicators of the devices, each with the devices of its number in the other ranks.
+    /// `current` makes a device current. Waits for all ranks while `go_on` allows it.
     pub(super) fn join(meeting: &Meeting, current: &dyn Fn(usize) -> Result<()>, go_on: GoOn<'_>) -> Result<Self> {
         let Some((api, init_rank)) = api().and_then(|api| Some((api, api.init_rank?))) else {
             return Err(missing("ncclCommInitRankConfig"));
@@ -256,7 +257,7 @@ impl Group {
         }
     }
 
-    /// Returns when the calls that go on by themselves are done, as far as the host has a part in them.
+    /// Waits until the host's part of calls that go on by themselves is done.
     pub(super) fn settle(&self, go_on: GoOn<'_>) -> Result<()> {
         while !self.is_settled()? {
             go_on()?;
@@ -281,7 +282,7 @@ impl Group {
         self.api.check("a collective", code).map(|()| code)
     }
 
-    /// Queues `calls`, each the calls of all devices, as one group.
+    /// Queues `calls` as one group. Each element has the calls of all devices.
     pub(super) fn launch(&self, calls: &[Vec<Call>]) -> Result<()> {
         let comms = self.comms.lock();
         self.unaborted()?;
@@ -301,7 +302,7 @@ impl Group {
     unsafe fn queue(&self, call: &Call, comm: Comm) -> Result<()> {
         let (send, receive) = (call.send as *const c_void, call.receive as *mut c_void);
         let (len, stream, dtype, api) = (call.len, call.stream as RawStream, code_of(call.dtype), self.api);
-        // SAFETY: the caller's.
+        // SAFETY: as the caller promises.
         unsafe {
             match call.kind {
                 CollectiveKind::ReduceScatter => {
@@ -325,11 +326,11 @@ impl Group {
         }
     }
 
-    /// Returns the error that collectives under way have met, if any.
+    /// Returns the error of collectives under way, if there is one.
     pub(super) fn poll(&self) -> Result<()> {
-        // The streams went on, with whatever was in memory.
+        // The streams went on, with undefined data.
         self.unaborted()?;
-        // A thread that is queueing collectives will meet the error itself.
+        // A thread that queues collectives will get the error itself.
         let Some(comms) = self.comms.try_lock() else { return Ok(()) };
         comms.iter().try_for_each(|comm| self.state(*comm).map(drop))
     }
@@ -348,13 +349,13 @@ impl Group {
         self.unaborted().is_err()
     }
 
-    /// Lets communicators that have ended count as aborted from now on. To be called before any communicator
-    /// that shares devices with these is aborted.
+    /// Makes ended communicators count as aborted from now on. To be called before any communicator that
+    /// shares devices with these is aborted.
     pub(super) fn condemn(&self) {
         self.aborted.store(true, Ordering::Release);
     }
 
-    /// Parts from other processes when all that these devices still send has left; aborts if that fails or
+    /// Leaves the other processes after all data of these devices has been sent. Aborts if that fails or
     /// takes long.
     fn part(&self) {
         let finalize = || {
@@ -389,7 +390,7 @@ impl Group {
         self.begin_abort().wait(Instant::now() + LONG);
     }
 
-    /// Begins to end collectives under way, on a thread of its own, since an abort waits for kernels.
+    /// Begins to end collectives under way, on a separate thread, since an abort waits for kernels.
     pub(super) fn begin_abort(&self) -> AbortWait {
         let comms = UnusedComms(std::mem::take(&mut *self.comms.lock()));
         let (abort, (done, ended)) = (self.api.abort, mpsc::channel());
@@ -415,7 +416,7 @@ impl Group {
 pub(super) struct AbortWait(Receiver<()>);
 
 impl AbortWait {
-    /// Returns when they are, at the latest at `until`; whether they are.
+    /// Waits until the communicators are aborted, at most until `until`. Returns true if they are.
     pub(super) fn wait(self, until: Instant) -> bool {
         let outcome = self.0.recv_timeout(until.saturating_duration_since(Instant::now()));
         if outcome.is_err() {
@@ -430,7 +431,8 @@ impl Drop for Group {
         match self.unaborted() {
             Ok(()) if self.is_joined => self.part(),
             Ok(()) => self.destroy(),
-            // What was not aborted yet may wait for ever: a group of which only some calls were queued.
+            // Communicators that are not aborted yet may wait for ever, if only some calls of a group were
+            // queued.
             Err(_) => self.abort(),
         }
     }

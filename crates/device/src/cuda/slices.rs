@@ -1,4 +1,4 @@
-//! cudarc's slices as tensors, without a copy; candle's CUDA tensors are such slices.
+//! Makes tensors of cudarc's slices, without a copy. candle's CUDA tensors are such slices.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -13,16 +13,15 @@ use crate::{CUDA, Devices, Loan};
 const PER_THREAD: usize = 2;
 
 impl Devices {
-    /// A tensor over all elements of `slice`, which `lender` keeps, in C order of `shape`. It is ready on the
-    /// slice's own stream: what is queued there after a store's call has given the tensor free comes after
-    /// what the store does with it. cudarc does not know of that, so another of its streams has to be made to
-    /// wait for the slice's.
+    /// Returns a tensor over all elements of `slice`, which `lender` keeps, in C order of `shape`. It is
+    /// ready on the slice's own stream: work that is queued there after a store's call has released the
+    /// tensor runs after the store's work. cudarc does not know of this order, so other streams of cudarc
+    /// must be made to wait for the slice's stream.
     ///
-    /// An error if the slice is on none of these devices, or on each thread's own stream.
+    /// Returns an error if the slice is on none of these devices, or on the per-thread default stream.
     ///
     /// # Safety
-    /// The slice is not dropped before `lender`, and nothing touches its elements but what is queued on its
-    /// stream.
+    /// The slice is not dropped before `lender`, and only work on its stream touches its elements.
     pub unsafe fn lent_slice<T: Element>(
         &self,
         slice: &CudaSlice<T>,

@@ -1,4 +1,4 @@
-//! A description of the CUDA installation of this machine. Asks without keeping anything open.
+//! A description of the CUDA installation of this machine.
 
 use cudarc::driver::result;
 

@@ -13,22 +13,22 @@ pub(super) struct Counts {
 }
 
 impl Simulated {
-    /// The steps so far.
+    /// Returns the number of steps so far.
     pub fn steps(&self) -> u64 {
         self.counts.steps.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of allocations, of devices or pinned.
+    /// Returns the number of allocations, of device memory or of pinned memory.
     pub fn allocations(&self) -> u64 {
         self.counts.allocations.load(Ordering::Relaxed)
     }
 
-    /// Bytes copied between devices and the host.
+    /// Returns the bytes copied between devices and the host.
     pub fn crossed_bytes(&self) -> u64 {
         self.counts.crossed_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of sums of parts with those of other ranks.
+    /// Returns the number of sums of parts over ranks.
     pub fn sums_over_ranks(&self) -> u64 {
         self.counts.sums_over_ranks.load(Ordering::Relaxed)
     }

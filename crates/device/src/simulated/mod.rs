@@ -1,9 +1,8 @@
-//! Devices that are threads: every stream is a queue with a thread of its own, so work that is not ordered
-//! runs in any order.
+//! Devices that are threads: every stream is a queue with its own thread, so unordered work runs in any
+//! order.
 //!
-//! Work is checked when it is queued (`races`), run by the reference, and can be made to fail: at a step of
-//! one's choice, a step being a call of the platform that could fail on a real one. Devices of several ranks
-//! meet by `ranks`.
+//! Work is checked when it is queued (`races`), run by the reference, and can be made to fail at any step. A
+//! step is a call of the platform that could fail on real devices. `ranks` joins devices of several ranks.
 
 mod counts;
 mod health;
@@ -43,9 +42,9 @@ pub struct DeviceFault {
 pub enum Manner {
     /// The call returns an error, and nothing else has happened.
     Returned,
-    /// The call returns well; the work fails when it runs, and its device with it.
+    /// The call succeeds. The work fails when it runs, and the device fails with it.
     Later,
-    /// The call returns well; the work never ends, unless it is aborted.
+    /// The call succeeds. The work never ends, unless it is aborted.
     Never,
 }
 
@@ -70,12 +69,12 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// `count` devices that work.
+    /// Returns `count` devices without faults.
     pub fn new(count: usize) -> Arc<Self> {
         Self::faulty(count, None)
     }
 
-    /// `count` devices of which one step goes wrong.
+    /// Returns `count` devices on which one step goes wrong.
     pub fn faulty(count: usize, fault: Option<DeviceFault>) -> Arc<Self> {
         let (health, next, counts) = (Arc::default(), AtomicU64::new(1), Counts::default());
         Arc::new(Simulated { count, health, state: Mutex::default(), next, fault, turn: Mutex::default(), counts })
@@ -89,7 +88,8 @@ impl Simulated {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Counts a step. Returns the task that fails later, or its error now; `now` steps have no later.
+    /// Counts a step. Returns the task that fails later, or the error now. A step with `now` can only fail
+    /// now.
     fn step(&self, call: &str, now: bool) -> Result<Option<Task>> {
         self.health.fault().map_or(Ok(()), Err)?;
         let number = self.counts.steps.fetch_add(1, Ordering::Relaxed);
@@ -104,7 +104,8 @@ impl Simulated {
 
     /// Keeps `memory` under a new address.
     fn keep(&self, memory: Buffer) -> (u64, PinnedHost) {
-        // Apart by more than any length, so that an address within names its allocation in messages.
+        // Addresses differ by more than any length, so that an address within an allocation identifies it in
+        // messages.
         let (address, pinned) = (self.id() << 32, Arc::new(RwLock::new(memory)));
         self.state.lock().memory.insert(address, Arc::clone(&pinned));
         (address, pinned)
@@ -135,7 +136,7 @@ impl DeviceState {
     }
 
     fn put(&self, stream: &Stream, task: Task) {
-        // A thread that is gone has failed, which the next call reports.
+        // A thread that has ended has failed, which the next call reports.
         drop(self.streams[&stream.id()].send(task));
     }
 }
@@ -191,7 +192,7 @@ impl Platform for Simulated {
     fn adopt(&self, _device: usize, loan: &Loan) -> Result<u64> {
         self.step("adopt memory", true)?;
         let (address, _) = self.keep(loan.as_host());
-        // Its lender has written it, and has ordered that before whoever takes it in.
+        // The lender has written the memory, and has ordered its work before this call.
         let all = (address, 0..loan.len_bytes());
         self.state.lock().races.step(HOST, &[], &[all]).map_err(race)?;
         Ok(address)
@@ -261,7 +262,7 @@ impl Platform for Simulated {
             state.races.learn(HOST, &clock);
         }
         drop(state);
-        // The work before the event may have failed on its way here.
+        // The work before the event may have failed meanwhile.
         self.check().map(|()| done)
     }
 
@@ -394,7 +395,8 @@ impl Platform for Simulated {
 
 impl Drop for Simulated {
     fn drop(&mut self) {
-        // Threads that stand wait for it, and those that wait for other ranks for the end of their links.
+        // Threads that stand still wait for this flag. Threads that wait for other ranks wait for the end of
+        // their links.
         self.health.raise(&self.health.aborted);
         self.close_links();
     }

@@ -1,8 +1,8 @@
 //! Simulated devices of several ranks, threads or processes of this host, in place of NCCL between ranks.
 //!
-//! A name is an address. The maker of a name listens there until all members have come. After that it adds
-//! up, round after round, the values of all members in the order of the ranks, and sends all of them the sum.
-//! As with NCCL, a member that does not come keeps all others waiting, and one that is gone ends the round of
+//! An id is an address. The maker of an id listens there until all members have come. After that it adds up,
+//! in each round, the values of all members in the order of the ranks, and sends the sum to all. As with
+//! NCCL, a member that does not come keeps all others waiting, and a member that is gone ends the round of
 //! all with an error.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// The message to members when all have come.
 const ALL_HERE: [u8; 1] = [1];
 
-/// Listens for the members of a meeting until they have gone, or until `health` ends; its name.
+/// Listens for members until they have gone, or until `health` ends. Returns the id.
 pub(super) fn host(health: &Arc<Health>) -> Result<UniqueId> {
     let listen = || -> io::Result<UniqueId> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -82,7 +82,7 @@ fn read_numbers(from: &mut TcpStream) -> io::Result<[u64; 2]> {
     Ok(numbers)
 }
 
-/// Reads the values of each member, in their order; an error as soon as any of them has gone.
+/// Reads the values of each member, in order. Returns an error as soon as any member has gone.
 fn read_round(members: &mut [TcpStream]) -> io::Result<Vec<(DType, Buffer)>> {
     let mut given: Vec<Option<(DType, Buffer)>> = members.iter().map(|_| None).collect();
     while given.iter().any(Option::is_none) {
@@ -110,15 +110,18 @@ fn read_part(from: &mut TcpStream) -> io::Result<(DType, Buffer)> {
     Ok((*dtype, part))
 }
 
-/// A device's end of a meeting.
+/// A device's connection to the members of its number.
 pub(super) struct Link(TcpStream);
 
 impl Link {
-    /// Joins the meeting `id` as the `rank`-th of `size`. Returns when all have.
+    /// Joins `id` as member `rank` of `size`. Returns when all members have joined.
     pub(super) fn join(id: &UniqueId, rank: usize, size: usize, go_on: GoOn<'_>) -> Result<Arc<Self>> {
         let text = String::from_utf8_lossy(id);
         let address: SocketAddr = text.trim_end_matches('\0').parse().map_err(|_| {
-            Error::argument(format!("a meeting under {text:?}"), "give the name that another simulated platform made")
+            Error::argument(
+                format!("{text:?} is no simulated platform's id"),
+                "pass the id that a simulated platform made",
+            )
         })?;
         let come = || -> io::Result<TcpStream> {
             let mut stream = TcpStream::connect(address)?;
@@ -154,7 +157,7 @@ impl Link {
         exchange().map_err(|cause| parted("a sum over ranks", cause.to_string()))
     }
 
-    /// Ends it for all members; a wait for a sum returns an error.
+    /// Ends the connection for all members. A wait for a sum then returns an error.
     pub(super) fn close(&self) {
         if let Err(cause) = self.0.shutdown(Shutdown::Both) {
             tracing::debug!(%cause, "the link had ended");

@@ -1,5 +1,5 @@
-//! The threads of simulated streams: each runs its tasks in their order, and meets the others where a
-//! collective or an event says so.
+//! The threads of simulated streams. Each runs its tasks in order, and waits for other threads at collectives
+//! and events.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::super::{PinnedHost, reference};
 use super::health::Health;
 use super::ranks::Link;
 
-/// Bytes of one allocation, by the allocation.
+/// A range of bytes of an allocation.
 pub(super) type Bytes = (PinnedHost, Range<usize>);
 
 /// The commands of a stream's thread.
@@ -41,7 +41,7 @@ pub(super) struct Rendezvous {
 pub(super) fn serve(id: u64, inbox: &Receiver<Task>, health: &Health) {
     let mut noise = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for task in inbox {
-        // Threads drift apart, another way in every stream.
+        // Each stream gets other random delays, so that threads drift apart.
         noise ^= noise << 13;
         noise ^= noise >> 7;
         (0..noise % 5).for_each(|_| std::thread::yield_now());
@@ -81,7 +81,8 @@ fn run(operation: &Operation, reads: &[Bytes], writes: &[Bytes]) -> Result<()> {
     Ok(())
 }
 
-/// The last device to come does the work of all, as none of them can go on before.
+/// Takes part in a collective. The last device that comes does the work of all, because no device can go on
+/// before.
 fn meet(meeting: &Rendezvous, health: &Health) {
     if meeting.arrived.fetch_add(1, Ordering::AcqRel) + 1 < meeting.size {
         return health.wait(&meeting.done);

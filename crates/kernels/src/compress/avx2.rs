@@ -1,15 +1,15 @@
-//! The codecs' loops on vectors of 256 bits. Each does whole runs of elements, says how many it did, and
+//! The codecs' loops on vectors of 256 bits. Each does whole runs of elements, returns their number, and
 //! leaves the rest to the scalar loop.
 #![allow(unsafe_code)]
-// Intrinsics are known by their prefix; a list of fifty would say nothing.
+// Intrinsics are recognised by their prefix, so a list of fifty names would not help.
 #![allow(clippy::wildcard_imports)]
 
 use std::arch::x86_64::*;
 
 use super::lanes::{BLOCK, Half, Width};
 
-/// Functions that may be called on any processor, and panic on one without the instructions of the loops
-/// behind them.
+/// Defines functions that may be called on any processor. They panic if the processor lacks the instructions
+/// of their loops.
 macro_rules! checked {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         pub(super) fn $name($($argument: $type),*) $(-> $result)? {
@@ -72,7 +72,7 @@ mod loops {
                 let far = _mm256_cmp_ps::<_CMP_GE_OQ>(_mm256_andnot_ps(sign(), sum), limit);
                 let step = _mm256_and_ps(far, _mm256_or_ps(_mm256_and_ps(sign(), sum), limit));
                 store(residual, 8 * at, _mm256_sub_ps(sum, step));
-                // 3 above the limit, 2 below its negative.
+                // The code is 3 above the limit, and 2 below its negative.
                 let code = _mm256_add_epi32(three, _mm256_srai_epi32::<31>(_mm256_castps_si256(sum)));
                 *codes = _mm256_and_si256(_mm256_castps_si256(far), code);
             }
@@ -98,7 +98,7 @@ mod loops {
         for (sum, code) in sums.iter_mut().zip(code.as_chunks::<4>().0) {
             let word = _mm256_set1_epi32(i32::from_le_bytes(*code));
             for (at, shifts) in [(0, first), (8, second)] {
-                // The two lowest bits of each index choose.
+                // The two lowest bits of each index choose the value.
                 let decoded = _mm256_permutevar_ps(values, _mm256_srlv_epi32(word, shifts));
                 let total = _mm256_add_ps(load(sum, at), decoded);
                 store(sum, at, total);
@@ -120,7 +120,7 @@ mod loops {
                 store(residual, 8 * at, _mm256_sub_ps(sum, step));
                 *bits = _mm256_movemask_ps(up) as u8;
             }
-            // The bits of each byte the other way round: the first element's is the highest.
+            // The bits of each byte are reversed, because the first element's bit must be the highest.
             *code = u32::from_le_bytes(bits).reverse_bits().to_be_bytes();
         }
         gradient.len() / 32 * 32
@@ -237,14 +237,15 @@ mod loops {
         done
     }
 
-    /// Byte `i` of the result is the byte of `word` that `places` names.
+    /// Returns bytes of `word`: byte `i` of the result is the byte with the index in `places`.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn spread(word: i64, places: __m256i) -> __m256i {
         _mm256_shuffle_epi8(_mm256_set1_epi64x(word), places)
     }
 
-    /// Each of the 4 or 8 bytes of a word as often as it holds elements.
+    /// Returns the indices of the 4 or 8 bytes of a word. Each index is repeated for each element in its
+    /// byte.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn places(each: usize) -> __m256i {
@@ -275,7 +276,7 @@ mod loops {
                 }
             }
             for (bit, word) in sums.chunks_exact_mut(4).enumerate() {
-                // The bit becomes the highest of its byte.
+                // Shift the bit to the highest position of its byte.
                 let high = _mm256_sll_epi16(stored, _mm_cvtsi32_si128(7 - bit as i32));
                 word.copy_from_slice(&_mm256_movemask_epi8(high).to_le_bytes());
             }

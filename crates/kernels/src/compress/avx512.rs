@@ -1,7 +1,7 @@
-//! The codecs' loops on vectors of 512 bits, where they are faster than those of 256. Each does whole runs of
-//! elements, says how many it did, and leaves the rest to the scalar loop.
+//! The codecs' loops on vectors of 512 bits, for the loops that are faster with them than with 256 bits. Each
+//! does whole runs of elements, returns their number, and leaves the rest to the scalar loop.
 #![allow(unsafe_code)]
-// Intrinsics are known by their prefix; a list of fifty would say nothing.
+// Intrinsics are recognised by their prefix, so a list of fifty names would not help.
 #![allow(clippy::wildcard_imports)]
 
 use std::arch::x86_64::*;
@@ -9,8 +9,8 @@ use std::arch::x86_64::*;
 use super::Level;
 use super::lanes::{BLOCK, Width};
 
-/// Functions that may be called on any processor, and panic on one without the instructions of the loops
-/// behind them.
+/// Defines functions that may be called on any processor. They panic if the processor lacks the instructions
+/// of their loops.
 macro_rules! checked {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         pub(super) fn $name($($argument: $type),*) -> $result {
@@ -29,8 +29,8 @@ checked! {
     decode_planes(width: Width, count: usize, sums: &[u8], bits: usize, unit: f32, values: &mut [f32]) -> usize;
 }
 
-/// From this many values on, decoded ones that begin at a whole line bypass the caches: they are a segment of
-/// a gradient of megabytes, and its memory need not be read before it is written.
+/// The least number of decoded values that bypass the caches, if they begin at a whole line. So many values
+/// are a segment of a gradient of megabytes, and its memory need not be read before it is written.
 const STREAMED_LEN: usize = 64 << 10;
 
 mod loops {
@@ -52,8 +52,8 @@ mod loops {
         unsafe { _mm512_storeu_ps(sixteen.as_mut_ptr(), vector) }
     }
 
-    /// Pairs of bits, those of `upper` above those of `lower`, four to a byte with the first in its highest
-    /// bits.
+    /// Returns pairs of bits, with the bit of `upper` above the bit of `lower`. There are four pairs to a
+    /// byte, and the first is in its highest bits.
     #[inline]
     #[target_feature(enable = "bmi2")]
     fn interleave(upper: u32, lower: u32) -> u64 {
@@ -92,7 +92,7 @@ mod loops {
         let done = 16 * sums.len();
         for (sum, code) in sums.iter_mut().zip(code.as_chunks::<4>().0) {
             let word = _mm512_set1_epi32(i32::from_le_bytes(*code));
-            // The two lowest bits of each index choose.
+            // The two lowest bits of each index choose the value.
             let decoded = _mm512_permutevar_ps(values, _mm512_srlv_epi32(word, shifts));
             let total = _mm512_add_ps(load(sum, 0), decoded);
             store(sum, 0, total);
@@ -113,7 +113,7 @@ mod loops {
                 store(residual, at, _mm512_mask_sub_ps(rest, up, sum, one));
                 bits |= u32::from(up) << at;
             }
-            // The bits of each byte the other way round: the first element's is the highest.
+            // The bits of each byte are reversed, because the first element's bit must be the highest.
             *code = bits.reverse_bits().to_be_bytes();
         }
         gradient.len() / 32 * 32
@@ -165,7 +165,7 @@ mod loops {
             }
         }
         if streams {
-            // A thread that learns that the values are written sees them.
+            // The fence makes the values visible to a thread that learns that they are written.
             _mm_sfence();
         }
         done

@@ -5,16 +5,15 @@ use serde::{Deserialize, Serialize};
 use super::lanes::{self, Half, Width};
 use super::{Level, halves, planes, quantise};
 
-/// A codec that treats each element by itself, so that any part of a gradient can be encoded apart from the
-/// others.
+/// A codec that treats each element separately, so that any part of a gradient can be encoded on its own.
 ///
 /// The sum of the workers' codes does not depend on where it is computed:
 ///
 /// - `2bit`: `(p - m) * threshold`, rounded once, if `p` workers sent `threshold` and `m` sent `-threshold`.
-///   Adding the codes one by one gives the same if no multiple of the threshold needs rounding, as with
+///   Adding the codes one by one gives this sum too if no multiple of the threshold needs rounding, as with
 ///   MXNet's 0.5.
 /// - `1bit`: `p - m`, exactly.
-/// - Halves: the sum in f32, in the order of the ranks.
+/// - `fp16` and `bf16`: the sum in f32, in the order of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Codec {
     /// IEEE half precision.
@@ -23,12 +22,12 @@ pub enum Codec {
     Bf16,
     /// MXNet's `2bit`.
     TwoBit {
-        /// The value of a code; greater than 0.
+        /// The value of a code, which is greater than 0.
         threshold: f32,
     },
     /// MXNet's `1bit`.
     OneBit {
-        /// The code of an element above it is 1, of another -1.
+        /// The code of an element above the threshold is 1, and that of any other element is -1.
         threshold: f32,
     },
 }
@@ -45,7 +44,7 @@ enum SumKind {
 /// number stored for sum `i`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SumFormat {
-    /// Bits of a number.
+    /// The bits of a number.
     pub bits: usize,
     /// The sum of `n` workers' codes is `factor * number - n`, in units of `unit`.
     pub factor: i32,
@@ -53,11 +52,12 @@ pub struct SumFormat {
     pub unit: f32,
 }
 
-/// Halves are added in runs of this many elements, on the stack.
+/// The number of elements of `fp16` and `bf16` that are added in one run, on the stack.
 const RUN: usize = 1024;
 
 impl Codec {
-    /// Parts of a gradient that begin at a multiple of this have codes and sums of whole words.
+    /// The number of elements of a block. Parts of a gradient that begin at a multiple of it have codes and
+    /// sums of whole words.
     pub const BLOCK: usize = lanes::BLOCK;
 
     fn sum_kind(self) -> SumKind {
@@ -87,7 +87,8 @@ impl Codec {
         self.encode_at(Level::best(), gradient, residual, code);
     }
 
-    /// As [`encode`](Self::encode), with the instructions of `level`, which the processor must have.
+    /// Encodes as [`encode`](Self::encode) does, with the instructions of `level`, which the processor must
+    /// have.
     pub fn encode_at(self, level: Level, gradient: &[f32], residual: &mut [f32], code: &mut [u8]) {
         let level = level.min(Level::best());
         match self {
@@ -106,7 +107,8 @@ impl Codec {
         self.decode_add_at(Level::best(), code, sum);
     }
 
-    /// As [`decode_add`](Self::decode_add), with the instructions of `level`, which the processor must have.
+    /// Decodes as [`decode_add`](Self::decode_add) does, with the instructions of `level`, which the
+    /// processor must have.
     pub fn decode_add_at(self, level: Level, code: &[u8], sum: &mut [f32]) {
         let level = level.min(Level::best());
         match self {
@@ -117,9 +119,9 @@ impl Codec {
         }
     }
 
-    /// Returns true if adding decoded codes one after the other gives the sum that [`sum`](Self::sum) and
-    /// [`decode_sum`](Self::decode_sum) give, of up to 4096 workers: no multiple of the threshold needs
-    /// rounding.
+    /// Returns true if adding up to 4096 workers' decoded codes one after the other gives the sum of
+    /// [`sum`](Self::sum) and [`decode_sum`](Self::decode_sum). That is so if no multiple of the threshold
+    /// needs rounding.
     pub fn adds_exactly(self) -> bool {
         match self {
             Codec::TwoBit { threshold } => threshold.to_bits().trailing_zeros() >= 12,
@@ -165,7 +167,7 @@ impl Codec {
         self.sum_at(Level::best(), codes, len, sums);
     }
 
-    /// As [`sum`](Self::sum), with the instructions of `level`, which the processor must have.
+    /// Sums as [`sum`](Self::sum) does, with the instructions of `level`, which the processor must have.
     pub fn sum_at(self, level: Level, codes: &[&[u8]], len: usize, sums: &mut [u8]) {
         let level = level.min(Level::best());
         assert!(codes.iter().all(|code| code.len() == self.code_bytes(len)), "each worker has a code for each element");
@@ -191,7 +193,8 @@ impl Codec {
         self.decode_sum_at(Level::best(), sums, count, values);
     }
 
-    /// As [`decode_sum`](Self::decode_sum), with the instructions of `level`, which the processor must have.
+    /// Decodes as [`decode_sum`](Self::decode_sum) does, with the instructions of `level`, which the
+    /// processor must have.
     pub fn decode_sum_at(self, level: Level, sums: &[u8], count: usize, values: &mut [f32]) {
         let level = level.min(Level::best());
         match self.sum_kind() {

@@ -1,15 +1,16 @@
-//! `fp16` and `bf16`: the nearest half of gradient plus residual; the rounding error is the new residual.
+//! `fp16` and `bf16`: the code is the 16-bit float that is nearest to gradient plus residual, and the
+//! rounding error is the new residual.
 //!
 //! The error of rounding to fewer bits is a float itself, so code and residual add up to exactly the input.
-//! Beyond the largest half there is no error to keep: Inf and NaN are sent as they are and leave a residual
-//! of 0.
+//! Beyond the largest 16-bit float there is no error to keep: Inf and NaN are sent unchanged and leave a
+//! residual of 0.
 
 use super::Level;
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
 use super::lanes::Half;
 
-/// Encodes the sum of `gradient` and `residual`, which becomes the error.
+/// Encodes the sum of `gradient` and `residual`. `residual` becomes the rounding error.
 pub(super) fn encode(level: Level, half: Half, gradient: &[f32], residual: &mut [f32], code: &mut [u8]) {
     assert_eq!(gradient.len(), residual.len(), "a residual for each element");
     assert_eq!(code.len(), 2 * gradient.len(), "a half for each element");
@@ -28,7 +29,7 @@ pub(super) fn encode(level: Level, half: Half, gradient: &[f32], residual: &mut 
     }
 }
 
-/// Encodes `values` as they are.
+/// Encodes `values` without a residual.
 pub(super) fn round(level: Level, half: Half, values: &[f32], code: &mut [u8]) {
     assert_eq!(code.len(), 2 * values.len(), "a half for each element");
     let done = match level {

@@ -1,8 +1,8 @@
-//! The common ground of the scalar loops and those for AVX: halves, and blocks of sums of codes.
+//! The common types of the scalar loops and the loops for AVX: 16-bit floats, and blocks of sums of codes.
 
 use ringpull_base::half::{bf16, f16};
 
-/// A half of the codes.
+/// The 16-bit float type of a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
     Fp16,
@@ -28,7 +28,7 @@ impl Half {
 /// The sums in a block.
 pub(super) const BLOCK: usize = 32;
 
-/// The codes that are added up together.
+/// The kind of codes that are added up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Width {
     OneBit,
@@ -53,7 +53,7 @@ impl Width {
         }
     }
 
-    /// Returns the number that one code adds to the stored sum, less that of an absent one.
+    /// Returns the number that one code adds to the stored sum, relative to an absent code.
     pub(super) fn stored(self, code: &[u8], at: usize) -> i64 {
         match self {
             Width::OneBit => i64::from(code[at / 8] >> (7 - at % 8) & 1),

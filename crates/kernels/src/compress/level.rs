@@ -1,14 +1,14 @@
 //! The instructions of the codecs' loops.
 
-/// Instructions that a codec's loop can be made of. Every level gives the same bits.
+/// The instructions of a codec's loop. Every level gives the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Those of every processor.
+    /// The instructions of every processor.
     Scalar,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// AVX-512 F, BW, DQ and BMI2 besides.
+    /// AVX-512 F, BW, DQ and BMI2 in addition.
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
@@ -34,7 +34,7 @@ impl Level {
         Level::Scalar
     }
 
-    /// Every level that this processor has, the scalar one first.
+    /// Returns every level of this processor, beginning with the scalar one.
     pub fn available() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         let all = [Level::Scalar, Level::Avx2, Level::Avx512];

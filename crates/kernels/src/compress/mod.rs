@@ -4,11 +4,10 @@
 //! Every codec feeds its error back: the rest of a push is kept in the key's [`Feedback`] and added to the
 //! next gradient, so nothing is lost for good. The map:
 //!
-//! - `codec`: the element-wise codecs, [`Codec`]: what they encode, how codes are added up, and how sums are
-//!   decoded;
-//! - `quantise`, `halves`, `planes`: their loops, the scalar ones being the reference; `avx2`, `avx512`: the
-//!   same loops on vectors, chosen at run time by [`Level`], with the same bits;
-//! - `topk`: the largest elements and where they stand;
+//! - `codec`: the element-wise codecs, [`Codec`]: encoding, adding up codes, and decoding sums;
+//! - `quantise`, `halves`, `planes`: their loops, in scalar form, which is the reference; `avx2`, `avx512`:
+//!   these loops on vectors, chosen at run time by [`Level`], with equal bits;
+//! - `topk`: the largest elements and their indices;
 //! - `parse`: the words of MXNet and of the command line.
 //!
 //! | codec | bytes of f32 | the sum of `n` workers |
@@ -67,12 +66,12 @@ pub enum Compression {
     TopK(TopK),
 }
 
-/// The thresholds of `2bit` and `1bit` lie below this, and those of `2bit` above its inverse: sums stay
-/// finite and normal.
+/// The limit of the thresholds of `2bit` and `1bit`. Those of `2bit` are also above its inverse, so that sums
+/// stay finite and normal.
 const LARGEST_THRESHOLD: f32 = 1e30;
 
 impl Compression {
-    /// An error unless every parameter has a value that can be used.
+    /// Returns an error unless every parameter has a valid value.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: String, remedy: &str| Err(Error::argument(format!("compression {self}: {what}"), remedy));
         match self {
@@ -127,8 +126,8 @@ impl Compression {
         }
     }
 
-    /// As [`encode`](Self::encode), with a code of its own for each of `parts`, which tile the gradient in
-    /// any order.
+    /// Encodes as [`encode`](Self::encode) does, with a separate code for each of `parts`, which tile the
+    /// gradient in any order.
     pub fn encode_parts(
         &self,
         gradient: &[f32],
@@ -174,8 +173,8 @@ impl Compression {
     }
 }
 
-/// The state of a codec for one key on one worker between pushes. Empty until the first push; any codec can
-/// go on with the state of another.
+/// The state of a codec for one key on one worker between pushes. It is empty until the first push. Any codec
+/// can continue with the state of another.
 #[derive(Default)]
 pub struct Feedback {
     residual: Option<Buffer>,
@@ -195,7 +194,8 @@ impl Feedback {
         elements(&mut self.residual, len)
     }
 
-    /// Takes the residual out, if there is one: the caller goes on with it, and this starts again from zero.
+    /// Takes the residual out, if there is one. The caller continues with it, and this starts again from
+    /// zero.
     pub fn take_residual(&mut self) -> Option<Buffer> {
         self.residual.take()
     }

@@ -1,4 +1,4 @@
-//! Compression in words: MXNet's parameters, `{'type': '2bit', 'threshold': 0.5}`, and one word for command
+//! Compression as text: MXNet's parameters, `{'type': '2bit', 'threshold': 0.5}`, and one word for command
 //! lines, `2bit:0.5`.
 
 use std::fmt;
@@ -9,7 +9,7 @@ use ringpull_base::{Error, Result};
 use super::{Codec, Compression, TopK};
 
 impl Compression {
-    /// The types by their names, with their default parameters; the thresholds are MXNet's.
+    /// The types by their names, with their default parameters. The thresholds are MXNet's.
     pub const ALL: [(&'static str, Compression); 5] = [
         ("fp16", Compression::Codec(Codec::Fp16)),
         ("bf16", Compression::Codec(Codec::Bf16)),
@@ -23,7 +23,7 @@ impl Compression {
         Compression::ALL.map(|(name, _)| name).join(", ")
     }
 
-    /// From MXNet's parameters: `type`, and `threshold` (2bit, 1bit) or `ratio` and `momentum` (topk). A
+    /// Reads MXNet's parameters: `type`, and `threshold` (2bit, 1bit) or `ratio` and `momentum` (topk). A
     /// parameter that the type does not have is an error.
     pub fn from_params<'a>(params: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
         let (mut name, mut others) = (None, Vec::new());
@@ -44,7 +44,7 @@ impl Compression {
         compression.check().map(|()| compression)
     }
 
-    /// `none`, or a compression in one word or in MXNet's parameters.
+    /// Reads `none`, or a compression in one word or in MXNet's parameters.
     pub fn choice(text: &str) -> Result<Option<Self>> {
         match params_of(text)? {
             Some(pairs) => {
@@ -55,7 +55,8 @@ impl Compression {
         }
     }
 
-    /// As [`from_params`](Self::from_params); `None` for the type `none`, which has no parameters.
+    /// Reads parameters as [`from_params`](Self::from_params) does. Returns `None` for the type `none`, which
+    /// has no parameters.
     pub fn choice_of_params<'a>(params: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Option<Self>> {
         let params: Vec<_> = params.into_iter().collect();
         if params == [("type", "none")] { Ok(None) } else { Compression::from_params(params).map(Some) }

@@ -1,8 +1,8 @@
-//! Sums of codes, in the fewest bits that hold them.
+//! Sums of codes, stored in the fewest possible bits.
 //!
-//! A block of 32 sums is as many words of 32 bits as a sum has bits: bit `i` of word `j` is bit `j` of sum
-//! `i`. The stored number is 0 or more: for `2bit` the sum plus `n`, for `1bit` the number of the `n` codes
-//! that are 1.
+//! A block of 32 sums has one word of 32 bits for each bit of a sum: bit `i` of word `j` is bit `j` of sum
+//! `i`. The stored number is 0 or more. For `2bit` it is the sum plus `n`, and for `1bit` it is the number of
+//! codes, among the `n`, that are 1.
 //!
 //! ```text
 //!   n = 8, 2bit: sums -8..=8 are stored as 0..=16, 5 bits: 20 bytes for a block where f32 takes 128

@@ -1,14 +1,14 @@
 //! `2bit` and `1bit` in MXNet's arithmetic and packing: the scalar reference, and the choice of a faster loop
-//! with the same bits.
+//! with equal bits.
 //!
 //! *2bit.* `r += g`; code 11 and `r -= t` if `r >= t`; code 10 and `r += t` if `r <= -t`; code 00 otherwise.
-//! Four codes a byte, the first in the two highest bits. Decoded: `t`, `-t`, 0. NaN compares with nothing:
-//! its code is 00 and it stays in the residual.
+//! Four codes a byte, the first in the two highest bits. Decoded: `t`, `-t`, 0. Comparisons with NaN are
+//! false, so its code is 00 and it stays in the residual.
 //!
 //! *1bit.* `r += g`; bit 1 and `r -= 1` if `r > t`; bit 0 and `r += 1` otherwise. Eight bits a byte, the
 //! first in the highest. Decoded: 1, -1, whatever the threshold.
 //!
-//! Codes fill whole words of four bytes; the rest of the last is zero.
+//! Codes fill whole words of four bytes. The rest of the last word is zero.
 
 use super::Level;
 #[cfg(target_arch = "x86_64")]
@@ -127,7 +127,7 @@ fn is_zero_behind(code: &[u8], bits: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Two rounds of MXNet's own check: values, codes and residuals by its arithmetic.
+    /// Does two rounds of MXNet's own check of values, codes and residuals.
     #[test]
     fn two_bits_give_mxnets_values_over_two_rounds() {
         let (gradient, mut residual) = ([0.5f32, 0.49, -0.5, 1.7, -3.0], [0f32; 5]);

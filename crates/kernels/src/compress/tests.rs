@@ -1,5 +1,5 @@
-//! Every level gives the bits of the scalar loops, and the output of a codec and its new residual add up to
-//! its input.
+//! Tests that every level gives the bits of the scalar loops, and that the output of a codec and its new
+//! residual add up to its input.
 
 use proptest::prelude::*;
 
@@ -37,8 +37,8 @@ fn floats() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// Bits to compare: which NaN it is depends on the order of an addition's operands, which no processor
-/// promises.
+/// Returns bits to compare. All NaNs are equal, because the bits of a NaN depend on the order of an
+/// addition's operands, which no processor promises.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
 }
@@ -154,7 +154,7 @@ fn long_sums_are_decoded_with_the_same_bits_wherever_they_begin() {
 
 #[test]
 fn a_sum_that_is_rounded_is_rounded_once() {
-    // Ten times 0.1 in f32 one after the other is 1.0000001.
+    // Adding 0.1 ten times in f32 gives 1.0000001.
     let codec = Codec::TwoBit { threshold: 0.1 };
     assert!(!codec.adds_exactly());
     let mut code = vec![0; 4];

@@ -1,12 +1,12 @@
-//! `topk`: the largest elements and where they stand, as in Deep Gradient Compression (Lin et al., 2018).
+//! `topk`: the largest elements and their indices, as in Deep Gradient Compression (Lin et al., 2018).
 //!
-//! An element that is not sent stays in the residual and grows until it is. With momentum `m` each gradient
-//! first goes through `v = m v + g`, and `v` accumulates. Elements that were sent are cleared in both, so
-//! that stale momentum does not repeat them.
+//! An element that is not sent stays in the residual, where it grows until it is sent. With momentum `m` each
+//! gradient first goes through `v = m v + g`, and `v` accumulates. Elements that were sent are cleared in
+//! both, so that stale momentum does not repeat them.
 //!
-//! A push of `len` elements is always `max(1, ceil(ratio len))` of them, so that every rank knows the length
-//! of every other's without asking. The code is their indices (u32, ascending) and then their values (f32).
-//! Among elements of one size the first are sent; NaN is larger than all.
+//! A push of `len` elements always sends `max(1, ceil(ratio len))` of them, so that every rank knows the
+//! length of every other rank's code. The code is their indices (u32, ascending) and then their values (f32).
+//! Among elements of one size the first are sent. NaN counts as larger than all.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 pub struct TopK {
     /// The part of the elements that one push sends, above 0 and at most 1.
     pub ratio: f64,
-    /// The momentum that is corrected for, from 0 (none) to below 1.
+    /// The momentum of the correction, from 0 (none) to below 1.
     pub momentum: f32,
 }
 
 /// The bytes of an index and a value.
 const ENTRY_BYTES: usize = 8;
-/// The upper bits of a size that the first look goes by: the exponent and four bits more.
+/// The shift that leaves the bits of a size for the coarse search: the exponent and four more bits.
 const COARSE_SHIFT: u32 = 19;
 
 impl TopK {
-    /// The elements that a push of `len` sends.
+    /// Returns the number of elements that a push of `len` sends.
     pub fn kept(&self, len: usize) -> usize {
         ((self.ratio * len as f64).ceil() as usize).clamp(1, len.max(1)).min(len)
     }
@@ -34,8 +34,7 @@ impl TopK {
         self.kept(len) * ENTRY_BYTES
     }
 
-    /// Encodes the largest of `residual` after `gradient` has gone into it; `velocity` is empty without
-    /// momentum.
+    /// Adds `gradient` to `residual` and encodes the largest elements. `velocity` is empty without momentum.
     pub(super) fn encode(&self, gradient: &[f32], residual: &mut [f32], velocity: &mut [f32], code: &mut [u8]) {
         assert_eq!(gradient.len(), residual.len(), "a residual for each element");
         assert_eq!(code.len(), self.code_bytes(gradient.len()), "a place for each entry");
@@ -64,14 +63,14 @@ fn size(value: f32) -> u32 {
     value.to_bits() & 0x7fff_ffff
 }
 
-/// The indices of the `count` largest of `values`, ascending.
+/// Returns the indices of the `count` largest of `values`, in ascending order.
 fn largest(values: &[f32], count: usize) -> Vec<u32> {
     if count == values.len() {
         return (0..count as u32).collect();
     }
     let mut counts = vec![0usize; 1 << (31 - COARSE_SHIFT)];
     values.iter().for_each(|value| counts[(size(*value) >> COARSE_SHIFT) as usize] += 1);
-    // All above the edge are among the largest, those on it in part, none below.
+    // All values above the edge are among the largest, some of those on the edge are, and none below it.
     let (mut above, mut edge) = (0, counts.len() - 1);
     while above + counts[edge] < count {
         above += counts[edge];
@@ -91,7 +90,7 @@ fn largest(values: &[f32], count: usize) -> Vec<u32> {
     chosen
 }
 
-/// The code as entries.
+/// Returns the entries of the code.
 pub(super) fn entries(code: &[u8]) -> impl Iterator<Item = (u32, f32)> {
     let (indices, values) = code.split_at(code.len() / 2);
     let pairs = indices.as_chunks().0.iter().zip(values.as_chunks().0);

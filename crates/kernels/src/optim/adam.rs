@@ -1,4 +1,5 @@
-//! Adam in MXNet's form: weight decay is part of the gradient, the bias correction part of the learning rate.
+//! Adam in MXNet's form: weight decay is part of the gradient, and the bias correction is part of the
+//! learning rate.
 //!
 //! With `g = clip(rescale * gradient + decay * w)` and
 //! `rate = learning_rate * sqrt(1 - beta2^t) / (1 - beta1^t)` at the key's update number `t`, counted from 1:
@@ -19,12 +20,13 @@ pub(super) struct Adam<R> {
     pub(super) epsilon: R,
 }
 
-/// `learning_rate` with the bias correction of update number `updates`.
+/// Returns `learning_rate` with the bias correction of update number `updates`.
 pub(super) fn corrected_rate(learning_rate: f64, beta1: f64, beta2: f64, updates: u64) -> f64 {
     learning_rate * (1.0 - power(beta2, updates)).sqrt() / (1.0 - power(beta1, updates))
 }
 
-/// `base^exponent` by squaring: the platform's `pow` may differ in its last bit between machines.
+/// Returns `base^exponent`, computed by squaring, because the platform's `pow` may differ in its last bit
+/// between machines.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent > 0 {

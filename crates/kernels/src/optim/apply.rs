@@ -1,4 +1,4 @@
-//! One update of one key: checks, the state's slots, and sharing out the elements over threads.
+//! One update of one key: checks, the state's slots, and the division of the elements over threads.
 
 use ringpull_base::half::{bf16, f16};
 use ringpull_base::{DType, Error, Result, check_row_ids, config};
@@ -10,13 +10,13 @@ use super::rmsprop::RmsProp;
 use super::sgd::Sgd;
 use super::{Optimizer, Rule, State, slot_element_bytes};
 
-/// Updates of more elements than this are shared out over threads. Elements are computed one by one, so bits
-/// do not depend on it.
+/// Updates of more elements than this are divided over threads. Elements are computed one by one, so bits do
+/// not depend on the division.
 const PARALLEL_LEN: usize = 1 << 20;
 
 impl Optimizer {
-    /// One step: changes `weight`, elements of `dtype`, by `gradient` of the same length. On an error nothing
-    /// has changed.
+    /// Does one step: changes `weight`, which has elements of `dtype`, by `gradient`, which has its length.
+    /// On an error nothing has changed.
     pub fn apply(&self, state: &mut State, dtype: DType, weight: &mut [u8], gradient: &[u8]) -> Result<()> {
         if weight.len() != gradient.len() {
             return Err(Error::argument(
@@ -29,20 +29,21 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Begins a step that [`apply_at`](Self::apply_at) makes in pieces: counts it. On an error nothing has
+    /// Begins a step that [`apply_at`](Self::apply_at) does in pieces, and counts it. On an error nothing has
     /// changed.
     pub fn begin_step(&self, state: &mut State, dtype: DType, weight: &[u8]) -> Result<()> {
         self.prepare(state, dtype, weight)
     }
 
-    /// Updates the part of `weight` that begins at byte `at` and is as long as `gradient`, in a step that was
-    /// begun with this state and a weight of this length.
+    /// Updates the part of `weight` that begins at byte `at` and is as long as `gradient`. The step must have
+    /// been begun with this state and a weight of this length.
     pub fn apply_at(&self, state: &mut State, dtype: DType, weight: &mut [u8], at: usize, gradient: &[u8]) {
         self.dispatch(state, dtype, weight, &[(at, gradient)]);
     }
 
-    /// As [`apply`](Self::apply) for row-sparse gradients, as MXNet's lazy update does it: only the rows that
-    /// `ids` names change, in weight and in state. `rows` holds one row of `row_bytes` for each id.
+    /// Does a step as [`apply`](Self::apply) does, for a row-sparse gradient, like MXNet's lazy update: only
+    /// the rows that `ids` names change, in weight and in state. `rows` holds one row of `row_bytes` for each
+    /// id.
     pub fn apply_rows(
         &self,
         state: &mut State,
@@ -68,7 +69,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// An error if the optimizer cannot update weights of `dtype`.
+    /// Returns an error if the optimizer cannot update weights of `dtype`.
     pub fn check_dtype(&self, dtype: DType) -> Result<()> {
         if dtype.is_float() {
             return Ok(());
@@ -127,7 +128,7 @@ impl Optimizer {
         }
     }
 
-    /// The f32 copy is updated, then rounded into the weight.
+    /// Updates the f32 copy, and rounds it into the weight.
     fn run_on_master<T: StoredFloat<Real = f32>>(
         &self,
         state: &mut State,
@@ -144,7 +145,7 @@ impl Optimizer {
         state.slots.push(master);
     }
 
-    /// `W` is the stored type of the weight, `G` that of the gradient.
+    /// Runs one step. `W` is the stored type of the weight, and `G` is that of the gradient.
     fn run<W: StoredFloat, G: StoredFloat<Real = W::Real>>(
         &self,
         state: &mut State,
@@ -181,7 +182,7 @@ impl<R: Real> Step<R> {
     fn new(optimizer: &Optimizer, updates: u64) -> Self {
         let decay = R::from_f64(optimizer.weight_decay);
         let rescale = R::from_f64(optimizer.rescale_grad);
-        // Nothing finite lies outside an infinite limit, and Inf itself is its own nearest value.
+        // Without a limit the limit is infinite, and clipping changes nothing.
         let clip = R::from_f64(optimizer.clip_gradient.unwrap_or(f64::INFINITY));
         let rate = R::from_f64(optimizer.rate_at(updates));
         let is_clipped = optimizer.clip_gradient.is_some_and(f64::is_finite);
@@ -217,7 +218,7 @@ impl<R: Real> Step<R> {
         }
     }
 
-    /// Halves the work between up to `threads` threads while there is enough of it.
+    /// Divides the work between up to `threads` threads, by halving it while there is enough.
     fn share<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],

@@ -1,10 +1,10 @@
-//! Elements as they lie in bytes of any alignment, and the numbers that updates are computed in.
+//! Elements as bytes of any alignment, and the number types in which updates are computed.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use ringpull_base::half::{bf16, f16};
 
-/// A number that updates are computed in: f32, or f64 for f64 weights.
+/// A number type in which updates are computed: f32, or f64 for f64 weights.
 pub(super) trait Real:
     Copy
     + PartialOrd
@@ -35,8 +35,8 @@ pub(super) trait Real:
     }
 }
 
-/// A float type as bytes. Received frames and saved states are aligned for nothing, so elements are read
-/// byte-wise, which compiles to the same vector loads.
+/// A float type as bytes. Received frames and saved states are not aligned, so elements are read as bytes,
+/// which compiles to vector loads all the same.
 pub(super) trait StoredFloat {
     type Bytes: bytemuck::Pod + Send + Sync;
     type Real: Real;

@@ -1,11 +1,11 @@
 //! Optimizers as data and pure functions: a description that can be sent to servers, a state per key, and one
 //! update.
 //!
-//! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not
-//! travel. To that end the arithmetic is fixed to the bit: each element is computed on its own, in the order
-//! of operations written in `sgd`, `adam`, `adagrad` and `rmsprop`, with no fused multiply-add and no call of
-//! the platform's `pow`; threads only share out elements. Halves widen to f32 and round once; f64 weights are
-//! computed in f64.
+//! All ranks of `dist_sync_mpi`, and all servers, run the same update on the same bits, so states need not be
+//! sent. For this the arithmetic is fixed to the bit: each element is computed separately, in the order of
+//! operations in `sgd`, `adam`, `adagrad` and `rmsprop`, without fused multiply-add and without the
+//! platform's `pow`. Threads only divide the elements. f16 and bf16 are widened to f32 and rounded once. f64
+//! weights are computed in f64.
 
 mod adagrad;
 mod adam;
@@ -27,7 +27,7 @@ use ringpull_base::{DType, Key, Result};
 pub use self::rule::Rule;
 use self::rule::{FINITE, check_range};
 
-/// An optimizer with its hyper-parameters, in MXNet's words and arithmetic.
+/// An optimizer with its hyper-parameters, with MXNet's names and arithmetic.
 ///
 /// ```
 /// # use ringpull_kernels::optim as ringpull;
@@ -37,8 +37,8 @@ use self::rule::{FINITE, check_range};
 /// assert!(matches!(optimizer.rule, Rule::Sgd { .. }));
 /// ```
 ///
-/// Its learning rate and weight decay are those of all keys, and each key may have factors of its own, such
-/// as no decay of a bias:
+/// Its learning rate and weight decay apply to all keys, and a key may have its own factors, such as 0 for
+/// the decay of a bias:
 ///
 /// ```
 /// # use ringpull_kernels::optim as ringpull;
@@ -57,15 +57,15 @@ pub struct Optimizer {
     pub learning_rate: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// Every gradient is multiplied by this first; `1 / (batch * num_workers)` as `Module` sets it.
+    /// The factor of every gradient. `Module` sets it to `1 / (batch * num_workers)`.
     pub rescale_grad: f64,
     /// Rescaled gradients are clipped to `[-c, c]`.
     pub clip_gradient: Option<f64>,
     /// True if f16 and bf16 weights have an f32 master copy in the state.
     pub multi_precision: bool,
-    /// The factors of some keys' learning rates; that of any other key is 1.
+    /// The factors of some keys' learning rates. The factor of any other key is 1.
     pub lr_mult: BTreeMap<Key, f64>,
-    /// The factors of some keys' weight decays; that of any other key is 1.
+    /// The factors of some keys' weight decays. The factor of any other key is 1.
     pub wd_mult: BTreeMap<Key, f64>,
 }
 
@@ -80,7 +80,7 @@ pub struct State {
 }
 
 impl State {
-    /// Keeps the state of a part of the weight alone: a range of its bytes, and their number.
+    /// Keeps only the state of `part`, a range of the weight's bytes. The weight has `of_bytes` bytes.
     pub fn keep(&mut self, part: Range<usize>, of_bytes: usize) {
         for slot in &mut self.slots {
             let at = |byte: usize| (slot.len() as u64 * byte as u64).checked_div(of_bytes as u64).unwrap_or(0) as usize;
@@ -109,8 +109,8 @@ impl Optimizer {
         }
     }
 
-    /// The optimizer as it is for `key`: its factors are in the learning rate and the weight decay, and those
-    /// of other keys are left out.
+    /// Returns the optimizer for `key`. The key's factors are applied to the learning rate and the weight
+    /// decay, and those of other keys are left out.
     #[must_use]
     pub fn of(self: &Arc<Self>, key: &Key) -> Arc<Self> {
         if self.lr_mult.is_empty() && self.wd_mult.is_empty() {
@@ -127,15 +127,15 @@ impl Optimizer {
         })
     }
 
-    /// Returns true if states that `earlier` left can be carried on by this optimizer: the same rule with the
-    /// same slots.
+    /// Returns true if this optimizer can continue with the states of `earlier`, because it has the same rule
+    /// with the same slots.
     pub fn keeps_states_of(&self, earlier: &Optimizer) -> bool {
         std::mem::discriminant(&self.rule) == std::mem::discriminant(&earlier.rule)
             && self.rule.slots() == earlier.rule.slots()
             && self.multi_precision == earlier.multi_precision
     }
 
-    /// An error that names the hyper-parameter whose value makes no sense.
+    /// Returns an error if a hyper-parameter has an invalid value. It names the hyper-parameter.
     pub fn check(&self) -> Result<()> {
         for (name, field, range) in self.clone().parameters() {
             check_range(name, field.get(), range)?;

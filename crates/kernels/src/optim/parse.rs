@@ -8,14 +8,14 @@ use ringpull_base::{Error, Result, did_you_mean};
 use super::rule::check_range;
 use super::{Optimizer, Rule};
 
-/// Names that are short for others.
+/// Short forms of names.
 const SHORT: [(&str, &str); 2] = [("lr", "learning_rate"), ("wd", "weight_decay")];
 
 impl FromStr for Optimizer {
     type Err = Error;
 
-    /// A rule (`sgd`, `nag`, `adam`, `test`, `adagrad`, `rmsprop`), then `name=value` pairs in MXNet's names;
-    /// other settings have MXNet's default.
+    /// Reads a rule (`sgd`, `nag`, `adam`, `test`, `adagrad`, `rmsprop`), followed by `name=value` pairs with
+    /// MXNet's names. Other settings have MXNet's default.
     fn from_str(text: &str) -> Result<Self> {
         let mut words = text.split(',').map(str::trim);
         let name = words.next().unwrap_or_default();
@@ -35,8 +35,8 @@ impl FromStr for Optimizer {
 }
 
 impl fmt::Display for Optimizer {
-    /// The form that is parsed; settings with MXNet's default are left out. Factors of keys come last and are
-    /// not parsed.
+    /// Writes the form that is parsed. Settings with MXNet's default are left out. Factors of keys come last,
+    /// and cannot be parsed.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, rate, default) = Rule::ALL[self.rule.index()].clone();
         let mut default = Optimizer { rule: default, ..Optimizer::sgd(rate) };

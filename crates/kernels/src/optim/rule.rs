@@ -1,4 +1,4 @@
-//! The rules as data: the name of each, its parameters with their defaults and ranges, how much state it has
+//! The rules as data: the name of each, its parameters with their defaults and ranges, the size of its state
 //! per key, and the parameters of its device kernel. The formulas are in `sgd`, `adam`, `adagrad` and
 //! `rmsprop`.
 
@@ -15,7 +15,7 @@ use super::adam::corrected_rate;
 pub enum Rule {
     /// Stochastic gradient descent.
     Sgd {
-        /// Momentum, 0 for none.
+        /// The momentum. 0 means none.
         momentum: f64,
         /// Nesterov's accelerated form (MXNet's `nag`).
         nesterov: bool,
@@ -26,14 +26,14 @@ pub enum Rule {
         beta1: f64,
         /// Decay of the second moment.
         beta2: f64,
-        /// Added to the square root of the second moment.
+        /// The number that is added to the square root of the second moment.
         epsilon: f64,
     },
-    /// MXNet's `test` optimizer: `weight += rescale_grad * gradient`, the state being a copy of the weight.
+    /// MXNet's `test` optimizer: `weight += rescale_grad * gradient`. The state is a copy of the weight.
     Test,
     /// `AdaGrad`.
     AdaGrad {
-        /// Added to the sum of squares, before its root is taken.
+        /// The number that is added to the sum of squares, before its root is taken.
         eps: f64,
     },
     /// `RMSProp`, in Tieleman and Hinton's form or in Graves's.
@@ -42,19 +42,19 @@ pub enum Rule {
         gamma1: f64,
         /// Momentum of Graves's form.
         gamma2: f64,
-        /// Added to the mean square, before its root is taken.
+        /// The number that is added to the mean square, before its root is taken.
         epsilon: f64,
-        /// Graves's form: the mean square is that of the difference from the mean.
+        /// True for Graves's form, in which the mean square is that of the difference from the mean.
         centered: bool,
         /// Weights are clipped to `[-c, c]`.
         clip_weights: Option<f64>,
     },
 }
 
-/// The place of a parameter in an optimizer. All are numbers in text.
+/// A reference to a parameter's value in an optimizer. In text all are numbers.
 pub(super) enum Field<'a> {
     Number(&'a mut f64),
-    /// Infinite if there is none.
+    /// A limit, which is infinite if there is none.
     Limit(&'a mut Option<f64>),
     Flag(&'a mut bool),
 }
@@ -77,7 +77,7 @@ impl Field<'_> {
     }
 }
 
-/// The values that a parameter may have, in words and as a test.
+/// The values that a parameter may have, as text and as a test.
 pub(super) type Range = (&'static str, fn(f64) -> bool);
 pub(super) const FINITE: Range = ("finite", f64::is_finite);
 const AT_LEAST_0: Range = ("finite and at least 0", |value| value.is_finite() && value >= 0.0);
@@ -86,7 +86,7 @@ const BELOW_1: Range = ("at least 0 and less than 1", |value| (0.0..1.0).contain
 const LIMIT: Range = ("more than 0", |value| value > 0.0);
 const FLAG: Range = ("0 or 1", |value| value == 0.0 || value == 1.0);
 
-/// An error if a parameter may not have the value.
+/// Returns an error if a parameter may not have the value.
 pub(super) fn check_range(name: &str, value: f64, (range, holds): Range) -> Result<()> {
     if holds(value) {
         return Ok(());
@@ -94,7 +94,7 @@ pub(super) fn check_range(name: &str, value: f64, (range, holds): Range) -> Resu
     Err(Error::argument(format!("the optimizer's {name} is {value}"), format!("give a {name} that is {range}")))
 }
 
-/// A parameter: its name, its place, and its range.
+/// A parameter: its name, its value, and its range.
 pub(super) type Parameter<'a> = (&'static str, Field<'a>, Range);
 
 impl Rule {
@@ -175,7 +175,7 @@ impl Rule {
 }
 
 impl Optimizer {
-    /// The learning rate of update number `updates`, counted from 1.
+    /// Returns the learning rate of update number `updates`, counted from 1.
     pub fn rate_at(&self, updates: u64) -> f64 {
         match self.rule {
             Rule::Adam { beta1, beta2, .. } => corrected_rate(self.learning_rate, beta1, beta2, updates),
@@ -183,7 +183,7 @@ impl Optimizer {
         }
     }
 
-    /// All parameters, those of the rule behind the learning rate.
+    /// Returns all parameters. The learning rate comes before those of the rule.
     pub(super) fn parameters(&mut self) -> Vec<Parameter<'_>> {
         let mut all = vec![("learning_rate", Field::Number(&mut self.learning_rate), AT_LEAST_0)];
         all.extend(self.rule.parameters());
@@ -196,8 +196,8 @@ impl Optimizer {
         all
     }
 
-    /// The parameters of a device kernel for update number `updates`: the rule's number and its parameters,
-    /// in the order of `Rule` and `Step` in update.cu.
+    /// Returns the parameters of a device kernel for update number `updates`: the rule's number and its
+    /// parameters, in the order of `Rule` and `Step` in update.cu.
     pub fn step_on_device(&self, updates: u64) -> (i32, [f64; 8]) {
         let unlimited = f64::INFINITY;
         let (rule, [first, second, epsilon, bound]) = match self.rule {

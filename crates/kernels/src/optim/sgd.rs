@@ -75,7 +75,7 @@ impl<R: Real> Sgd<R> {
         }
     }
 
-    /// `w += rescale * gradient`, and the slot becomes a copy of `w`.
+    /// Computes `w += rescale * gradient`, and copies `w` to the slot.
     pub(super) fn test<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],

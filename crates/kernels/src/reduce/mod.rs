@@ -1,18 +1,18 @@
 //! Sums of buffers, element by element: the only arithmetic on the path of a gradient. Also the other
 //! reductions of the ranks' elements, by [`Reduction`].
 //!
-//! A [`Kernel`] is one set of machine code for all element types; the best that the processor has is chosen
-//! when the first sum is asked for. `x86` holds those for AVX-512 and for AVX2 with F16C, `portable` the one
-//! that every machine has and that the others are tested against. It is compiled for the instructions that
-//! the target always has: SSE2 on x86-64, NEON on 64-bit ARM, so there is nothing to choose there; halves
-//! (f16) it converts one at a time, by the `half` crate.
+//! A [`Kernel`] is one set of machine code for all element types. The best one for the processor is chosen at
+//! the first sum. `x86` has the kernels for AVX-512 and for AVX2 with F16C. `portable` has the kernel that
+//! runs on every machine, against which the others are tested. It is compiled for the instructions that the
+//! target always has (SSE2 on x86-64, NEON on 64-bit ARM), and converts f16 one at a time, by the `half`
+//! crate.
 //!
-//! Every kernel gives the same bits: sums are made from left to right, a half is rounded to nearest even
-//! after each addition, integers wrap. Only which of two NaNs comes out of their sum is the processor's
-//! business.
+//! Every kernel gives the same bits: sums are made from left to right, f16 and bf16 are rounded to nearest
+//! even after each addition, and integers wrap. Only for a sum of two NaNs the processor decides which one is
+//! the result.
 //!
-//! No store bypasses the caches: if a sum overwrites its own operands, the lines have just been read, and
-//! such stores took a multiple of the time.
+//! No store bypasses the caches. If a sum overwrites its own operands, the lines have just been read, and
+//! stores that bypass the caches took several times as long.
 #![allow(unsafe_code)]
 
 mod portable;
@@ -41,7 +41,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Those that this processor can run, the best one last.
+    /// Returns the kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::Portable];
         #[cfg(target_arch = "x86_64")]
@@ -57,7 +57,7 @@ impl Kernel {
         kernels
     }
 
-    /// The best one for this processor.
+    /// Returns the best kernel for this processor.
     pub fn best() -> Kernel {
         static BEST: OnceLock<Kernel> = OnceLock::new();
         *BEST.get_or_init(|| *Kernel::available().last().expect("the portable kernel is always there"))
@@ -82,7 +82,7 @@ impl Kernel {
         }
     }
 
-    /// As [`reduce_assign`], by this kernel.
+    /// Reduces as [`reduce_assign`] does, with this kernel.
     ///
     /// # Panics
     /// If the lengths differ or are not whole elements, or this processor cannot run it.
@@ -91,7 +91,7 @@ impl Kernel {
         reduce_by(self, reduction, dtype, own, other);
     }
 
-    /// As [`add_assign`], by this kernel.
+    /// Adds as [`add_assign`] does, with this kernel.
     ///
     /// # Panics
     /// If the lengths differ or are not whole elements, or this processor cannot run it.
@@ -100,7 +100,7 @@ impl Kernel {
         reduce_by(self, Reduction::Sum, dtype, sum, addend);
     }
 
-    /// As [`sum_into`], by this kernel.
+    /// Sums as [`sum_into`] does, with this kernel.
     ///
     /// # Panics
     /// If the lengths differ or are not whole elements, or this processor cannot run it.
@@ -118,8 +118,8 @@ pub fn add_assign(dtype: DType, sum: &mut [u8], addend: &[u8]) {
     reduce_by(Kernel::best(), Reduction::Sum, dtype, sum, addend);
 }
 
-/// Sets `own[i]` to the `reduction` of it and `other[i]`: as [`add_assign`] for a sum, and for an average,
-/// whose division is [`divide`].
+/// Sets `own[i]` to the `reduction` of `own[i]` and `other[i]`. For a sum or an average it does as
+/// [`add_assign`]; [`divide`] does the division of an average.
 ///
 /// # Panics
 /// If the lengths differ or are not whole elements.
@@ -136,7 +136,7 @@ pub fn scale(dtype: DType, bytes: &mut [u8], factor: f64) {
         .iter_mut().for_each(|value| *value = T::from_f64(Element::to_f64(*value) * factor)));
 }
 
-/// Divides every element by `divisor`, to make an average of a sum.
+/// Divides every element by `divisor`, to turn a sum into an average.
 ///
 /// # Panics
 /// If the bytes are not whole, aligned elements.
@@ -145,8 +145,8 @@ pub fn divide(dtype: DType, bytes: &mut [u8], divisor: u32) {
         .iter_mut().for_each(|value| *value = value.over(divisor)));
 }
 
-/// `sum[i]` becomes the sum of all `addends[..][i]` from left to right, in one pass: the same bits as a copy
-/// of the first and [`add_assign`] of each of the others.
+/// Sets `sum[i]` to the sum of all `addends[..][i]` from left to right, in one pass. The bits are those of a
+/// copy of the first addend and [`add_assign`] of each of the others.
 ///
 /// # Panics
 /// If there is no addend, or the lengths differ or are not whole elements.
@@ -172,8 +172,8 @@ fn sum_by(kernel: Kernel, dtype: DType, sum: &mut [u8], addends: &[&[u8]]) {
     unsafe { kernel.of(Reduction::Sum, dtype)(&inputs, &[sum.as_mut_ptr()], sum.len()) }
 }
 
-/// Reduces memory that other processes may map as well: `inputs` from left to right, the result to each of
-/// `outputs`.
+/// Reduces memory that other processes may map too. Reduces `inputs` from left to right, and stores the
+/// result to each of `outputs`.
 ///
 /// # Safety
 /// All are valid for `len_bytes` bytes of whole elements, and nobody else touches them meanwhile. An output
@@ -188,7 +188,7 @@ pub unsafe fn reduce_shared(
     unsafe { Kernel::best().of(reduction, dtype)(inputs, outputs, len_bytes) }
 }
 
-/// The index and value of the first element that is NaN or Inf.
+/// Returns the index and the value of the first element that is NaN or Inf.
 pub fn first_not_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
     if !dtype.is_float() {
         return None;

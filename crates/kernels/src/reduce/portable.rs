@@ -1,5 +1,5 @@
-//! The kernel of every machine, in the element's own arithmetic. Runs of a fixed length, which compilers make
-//! vectors of.
+//! The kernel of every machine, in the element's own arithmetic. Elements are reduced in runs of a fixed
+//! length, which compilers turn into vector code.
 #![allow(unsafe_code)]
 
 use ringpull_base::{DType, Element, Reduction, with_element};
@@ -64,7 +64,7 @@ unsafe fn reduce<T: Element, C: Combine>(inputs: &[*const u8], outputs: &[*mut u
     unsafe { reduce_from::<T, C>(inputs, outputs, 0, len_bytes) }
 }
 
-/// As [`reduce`], from byte `at` on.
+/// Reduces as [`reduce`] does, from byte `at` on.
 ///
 /// # Safety
 /// As of [`reduce`]; `at` is at the start of an element.

@@ -1,10 +1,10 @@
-//! The kernels of x86-64, written with the processor's own instructions: so a build without optimisation has
-//! them too. The loop of `portable` compiled for AVX2 keeps up with them only if optimised in full, and not
-//! for halves, whether it converts these one at a time or by `half`'s slices.
+//! The kernels of x86-64, written with the processor's vector instructions, so that a build without
+//! optimisation has them too. The loop of `portable`, compiled for AVX2, is as fast only with full
+//! optimisation, and not for f16 and bf16, whether these are converted one at a time or by `half`'s slices.
 //!
-//! A register holds the sums of some consecutive elements. Halves are summed as f32 and rounded after each
-//! addition; for bf16 the register keeps the f32 whose lower 16 bits are zero, so that rounding is integer
-//! arithmetic on it.
+//! A register holds the sums of some consecutive elements. f16 and bf16 are summed as f32 and rounded after
+//! each addition. For bf16 the register keeps an f32 with zeros in its lower 16 bits, so that rounding is
+//! integer arithmetic.
 #![allow(unsafe_code)]
 // All loads and stores here are the unaligned ones, whose arguments are pointers to registers.
 #![allow(clippy::cast_ptr_alignment)]
@@ -28,7 +28,7 @@ use ringpull_base::{DType, Element, Reduction, with_element};
 use super::portable::{Combine, Maximum, Minimum, Plus, Times};
 use super::{Reduce, portable};
 
-/// A kernel from how many bytes a register stands for, and how it is loaded, added to and stored.
+/// Defines a kernel from the bytes of a register and the operations to load, add and store it.
 macro_rules! kernels {
     ($($name:ident: $element:ty, $features:literal, $bytes:literal bytes,
         |$from:ident| $load:expr, |$a:ident, $b:ident| $add:expr, |$to:ident, $value:ident| $store:expr;)*) => {$(
@@ -136,7 +136,8 @@ unsafe fn by_avx2<T: Element, C: Combine>(inputs: &[*const u8], outputs: &[*mut 
     unsafe { portable::reduce_from::<T, C>(inputs, outputs, 0, len_bytes) }
 }
 
-/// The kernels that are sums; the others are the portable ones, which the compiler makes vectors of.
+/// Returns the AVX2 kernel. Only sums have a special kernel. The others are the portable ones, which the
+/// compiler turns into vector code.
 pub(super) fn avx2(reduction: Reduction, dtype: DType) -> Reduce {
     match reduction {
         Reduction::Sum | Reduction::Average => avx2_sum(dtype),
@@ -171,7 +172,7 @@ pub(super) fn avx512(reduction: Reduction, dtype: DType) -> Reduce {
     }
 }
 
-/// The nearest f32 with 16 zero bits at its end, ties to even; a NaN stays one.
+/// Returns the nearest f32 with 16 zero bits at its end, with ties to even. A NaN stays a NaN.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn round_to_bf16_avx2(value: __m256) -> __m256 {

@@ -13,13 +13,13 @@ pub(crate) struct ExportedMessage {
     pub(crate) action: &'static str,
     /// The rank at the other end.
     pub(crate) peer: usize,
-    /// Its place among the messages to, or from, that peer: both ends have the same.
+    /// The message's number among those to, or from, the peer. Both ends have the same number.
     pub(crate) tag: usize,
-    /// The position of its bytes in the buffer.
+    /// The offset of the message's bytes in the buffer.
     pub(crate) start: usize,
     /// The number of its bytes.
     pub(crate) bytes: usize,
-    /// The messages of this rank, by their places in its list, that must be done first.
+    /// The messages of this rank that must be done first, by their indices.
     pub(crate) after: Vec<usize>,
 }
 
@@ -65,9 +65,9 @@ pub(crate) fn goal(rank: usize, schedule: &Schedule) -> String {
 }
 
 /// The actions of one rank in a trace that `smpirun -replay` reads: a file has the actions of all ranks. A
-/// trace has one order for each rank and no dependencies, so a message is posted, in program order, once
-/// those that it needs have been waited for; what is still under way at the end is waited for then. The cost
-/// of adding is not in it.
+/// trace has one order for each rank and no dependencies, so messages are posted in program order, each after
+/// a wait for the messages that it needs. At the end there are waits for all messages that are still under
+/// way. The cost of adding is not included.
 pub(crate) fn smpi(rank: usize, schedule: &Schedule) -> String {
     let all = messages(schedule);
     let is_send = |message: &ExportedMessage| message.action == "send";

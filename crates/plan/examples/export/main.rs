@@ -1,11 +1,11 @@
 //! Writes the plan of every rank of an allreduce for a simulator: GOAL for `LogGOPSim`, or a trace for
-//! `smpirun -replay` of `SimGrid`, which posts the messages in the plan's order, each once those before it
-//! that it needs have arrived or left.
+//! `smpirun -replay` of `SimGrid`, which posts the messages in the plan's order. A message is posted when the
+//! earlier messages that it needs have arrived or left.
 //!
 //!     cargo run -q --release -p ringpull-plan --example export -- smpi 64 25000000 ring 200e6
 //!
-//! The words are the format, the ranks, the payload in bytes, the plan's name or auto, and the rate of a link
-//! in bits a second, by which auto and the length of segments go.
+//! The arguments are the format, the number of ranks, the payload in bytes, the plan's name or auto, and the
+//! rate of a link in bits per second. The rate decides the choice of auto and the length of segments.
 
 mod formats;
 
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The text for these words; `None` if one of them is invalid.
+/// Returns the text for these arguments, or `None` if one of them is invalid.
 fn exported(words: &[String]) -> Option<String> {
     let [format, ranks, bytes, algorithm, rate] = words else { return None };
     let (ranks, bytes, rate) = (ranks.parse().ok()?, bytes.parse().ok()?, rate.parse::<f64>().ok()?);

@@ -1,6 +1,6 @@
-//! The schedules of a collective as tasks, in the way of the interpreter of `ringpull-allreduce`.
+//! The schedules of a collective as tasks, as the interpreter of `ringpull-allreduce` runs them.
 //!
-//! A message is sent once its dependencies are done, and the processor takes an arrived message once its
+//! A message is sent when its dependencies are done, and the processor takes an arrived message when its
 //! dependencies are done. A rank takes one message after the other, to add or to copy.
 
 use crate::Schedule;
@@ -16,9 +16,9 @@ pub(super) struct SimulatedHost {
     pub window: usize,
 }
 
-/// Adds the tasks of a collective that each rank begins after its task of `begin`; what ends with it on each
-/// rank. One schedule stands for those of all ranks, which are alike: what the rank sends to another is what
-/// it receives from a third.
+/// Adds the tasks of a collective, which each rank begins after its task in `begin`. Returns the tasks that
+/// end with it on each rank. If all ranks' schedules are alike, one schedule represents them: the rank's
+/// receives then have the bytes that it sends to other ranks.
 pub(super) fn add(
     engine: &mut Simulation,
     (hosts, costs): (&[SimulatedHost], &Costs),
@@ -27,7 +27,8 @@ pub(super) fn add(
     priority: i32,
 ) -> Vec<Task> {
     let is_one = schedules.len() == 1;
-    // The task with which each message is done here, by rank and index, and its task of sending.
+    // For each message, by rank and index: the task with which it is done on its rank, and the task that
+    // sends it.
     let mut done: Vec<Vec<Task>> = Vec::new();
     let mut sent: Vec<Vec<Task>> = Vec::new();
     for (rank, schedule) in schedules.iter().enumerate() {
@@ -98,8 +99,8 @@ pub(super) fn add(
         .collect()
 }
 
-/// The messages of a lane, each with the bytes up to its end. Ranks that are alike may cut a range in two at
-/// other places, so bytes say which message brings what.
+/// The messages of a lane, each with the bytes up to its end. Ranks that are alike may cut a range at
+/// different offsets, so messages are matched by their bytes.
 fn ends(schedule: &Schedule, lane: &Lane) -> Vec<(u32, usize)> {
     let messages = (0..).map_while(|place| lane.message(place));
     let mut end = 0;

@@ -1,9 +1,9 @@
 //! The clock of the simulation: tasks, their dependencies, and the stations that they occupy.
 //!
-//! A station is one direction of a link, or a processor. It serves what comes in order. A message passes
-//! several stations one behind the other: its head goes on while its tail still arrives, so a message that
-//! finds all of them free takes its time at the slowest of them and the latency. Time is in whole
-//! nanoseconds and everything else is in order, so the same tasks always take the same time.
+//! A station is one direction of a link, or a processor. It serves messages and work in the order of arrival.
+//! A message passes several stations one after the other, and its head goes on while its tail still arrives.
+//! So if all stations are free, a message takes its time at the slowest station, and the latency. Time is in
+//! whole nanoseconds and everything else is in order, so the same tasks always take the same time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,10 +13,10 @@ pub(super) type Ns = u64;
 /// A task, by its number.
 pub(super) type Task = u32;
 
-/// The action of a task once all that it waits for is done.
+/// The action of a task when everything for which it waits is done.
 pub(super) enum TaskKind {
     Nothing,
-    /// Takes so long, beside all else.
+    /// Takes this time, beside all other tasks.
     Delay(Ns),
     /// Occupies a station.
     Work {
@@ -32,27 +32,28 @@ pub(super) enum TaskKind {
 }
 
 pub(super) struct Transit {
-    /// The window in which it waits until earlier tasks have made room.
+    /// The window in which the message waits until earlier tasks have made room.
     pub window: Option<usize>,
-    /// Among those that wait a higher one goes first, then an earlier task.
+    /// Among waiting messages, those of higher priority go first, and then those of earlier tasks.
     pub priority: i32,
-    /// The bytes that it counts in its window.
+    /// The bytes for which the message counts in its window.
     pub bytes: usize,
-    /// True if it makes room once it has left its first station; otherwise something answers it.
+    /// True if the message makes room when it has left its first station. Otherwise an `Answered` task makes
+    /// room.
     pub frees: bool,
-    /// True if it stands for messages some of which find the first station free, and are at the second one at
-    /// once.
+    /// True if the message represents several, some of which find the first station free and are at the
+    /// second at once.
     pub is_spread: bool,
     pub hops: Vec<Hop>,
     /// The tasks that wait until it has left.
     pub left: Vec<Task>,
 }
 
-/// Stations that a message occupies at the same time, each for so many bytes.
+/// Stations that a message occupies at the same time, each for `bytes` bytes.
 #[derive(Clone)]
 pub(super) struct Hop {
     pub stations: std::ops::Range<usize>,
-    /// One of these that it does not.
+    /// A station of the range that the message does not occupy.
     pub but: Option<usize>,
     pub bytes: f64,
 }
@@ -78,7 +79,7 @@ struct SimulatedWindow {
     waiting: BinaryHeap<(i32, Reverse<Task>)>,
     messages: usize,
     bytes: usize,
-    /// There is room for another below one of these.
+    /// The limits of messages and of bytes. There is room while either is not reached.
     most: (usize, usize),
 }
 
@@ -86,7 +87,7 @@ struct SimulatedWindow {
 enum Event {
     Done(Task),
     Left(Task),
-    /// The head is at this hop; the tail leaves the one before at this time.
+    /// The head of the task's message is at this hop. Its tail leaves the previous hop at this time.
     Head(Task, usize, Ns),
 }
 
@@ -122,7 +123,7 @@ impl Simulation {
         self.stations.len() - 1
     }
 
-    /// A window with room while fewer messages or fewer bytes than these are under way.
+    /// Adds a window that has room while fewer messages or fewer bytes than these are under way.
     pub(super) fn window(&mut self, messages: usize, bytes: usize) -> usize {
         self.windows.push(SimulatedWindow {
             waiting: BinaryHeap::new(),
@@ -133,7 +134,7 @@ impl Simulation {
         self.windows.len() - 1
     }
 
-    /// A task that waits for these.
+    /// Adds a task that waits for the tasks `after`.
     pub(super) fn task(&mut self, act: TaskKind, after: &[Task]) -> Task {
         let task = self.tasks.len() as Task;
         self.tasks.push(QueuedEvent { pending: 0, then: Vec::new(), act });
@@ -230,7 +231,7 @@ impl Simulation {
         self.leave(window, now);
     }
 
-    /// Sends what there is room for.
+    /// Sends the waiting messages of a window while there is room.
     fn leave(&mut self, window: usize, now: Ns) {
         loop {
             let SimulatedWindow { waiting, messages, bytes, most } = &mut self.windows[window];
@@ -245,7 +246,7 @@ impl Simulation {
         }
     }
 
-    /// The head of a message comes to a hop.
+    /// Handles the arrival of a message's head at a hop.
     fn pass(&mut self, task: Task, at: usize, now: Ns, tail: Ns) {
         let TaskKind::Send(message) = &self.tasks[task as usize].act else { return };
         let (hop, hops, is_spread) = (message.hops[at].clone(), message.hops.len(), message.is_spread);

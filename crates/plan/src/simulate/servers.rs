@@ -1,10 +1,10 @@
 //! A key on parameter servers as tasks.
 //!
 //! All workers push the same segments, and none can be more than a window ahead of another, so one worker
-//! stands for all. A push of its occupies each worker's link for its bytes, and the server's for those of all
-//! workers; an answer does the same the other way round. Each worker begins with a server of its own, so a
-//! server's link does not wait until the one worker's link has come to it. A worker's host may have a server:
-//! what the two exchange crosses no link.
+//! represents all. Its push occupies each worker's link for its bytes, and the server's link for the bytes of
+//! all workers. An answer does the same in the other direction. Each worker begins with a different server,
+//! so a server's link does not wait until the simulated worker comes to it. A worker's host may have a
+//! server. The messages between the two cross no link.
 
 use std::ops::Range;
 
@@ -14,20 +14,20 @@ use crate::simulate::engine::{Hop, Simulation, Task, TaskKind, Transit, ns};
 /// A segment of a key, as `ringpull-ps` cuts it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatedSegment {
-    /// Its server.
+    /// The segment's server.
     pub server: usize,
     /// The bytes that every worker sends.
     pub pushed_bytes: usize,
-    /// The bytes that it gets back.
+    /// The bytes that every worker gets back.
     pub answered_bytes: usize,
 }
 
 /// The links of a job with servers.
 pub(super) struct Stations {
-    /// Those of the workers' hosts that are not alike: what they send, and what they receive.
+    /// The stations of the workers' hosts that are not alike, for sending and for receiving.
     pub workers: (Range<usize>, Range<usize>),
     pub servers: Vec<SimulatedServer>,
-    /// Workers whose messages reach a server over its link.
+    /// The number of workers whose messages reach a server over its link.
     pub remote: usize,
     pub worker_count: usize,
     pub is_shared: bool,
@@ -37,11 +37,11 @@ pub(super) struct SimulatedServer {
     pub out: usize,
     pub into: usize,
     pub processor: usize,
-    /// A worker's segments for it.
+    /// The window of a worker's segments for a server.
     pub window: usize,
 }
 
-/// Adds the tasks of one key that the workers begin after `begin`; what ends with it.
+/// Adds the tasks of one key, which the workers begin after `begin`. Returns the tasks that end with it.
 pub(super) fn add(
     engine: &mut Simulation,
     (stations, costs): (&Stations, &Costs),

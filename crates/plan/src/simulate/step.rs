@@ -1,8 +1,8 @@
 //! Steps of training as tasks: a device computes layer by layer, and sums overlap with it.
 //!
-//! The backward pass goes from the last layer to the first; once it has the gradients of a unit's layers,
-//! that unit begins. The forward pass goes from the first layer to the last, and each layer waits for the
-//! sums of its units. Nothing else keeps ranks together. So it is in `ringpull bench train`.
+//! The backward pass goes from the last layer to the first; when it has the gradients of a unit's layers,
+//! this unit begins. The forward pass goes from the first layer to the last, and each layer waits for the
+//! sums of its units. Nothing else synchronises the ranks. This is what `ringpull bench train` does.
 
 use crate::Schedule;
 use crate::simulate::collective::{self, SimulatedHost};
@@ -10,8 +10,8 @@ use crate::simulate::engine::{Simulation, Task, TaskKind, ns};
 use crate::simulate::servers::{self, SimulatedSegment, SimulatedServer, Stations};
 use crate::simulate::{Codes, Network};
 
-/// Steps that are simulated; the last one counts. From the second step on, the same work of a step is left
-/// when the next begins.
+/// The number of simulated steps. The last one counts. From the second step on, each step leaves equal work
+/// to the next.
 const STEPS: usize = 3;
 
 /// The computing of a layer.
@@ -24,7 +24,8 @@ pub struct ComputedLayer {
 
 /// The exchange of a unit.
 pub enum Exchange {
-    /// A sum over all ranks: the schedules of all, or of the one that stands for all, and how they are coded.
+    /// A sum over all ranks: the schedules of all ranks, or of one that represents all, and the sizes of
+    /// codes.
     Sum(Vec<Schedule>, Option<Codes>),
     /// A key on servers.
     Servers(Vec<SimulatedSegment>),
@@ -32,13 +33,13 @@ pub enum Exchange {
 
 /// The layers that are pushed together.
 pub struct PushedUnit {
-    /// The layers whose gradients these are.
+    /// The layers of the unit's gradients.
     pub layers: Vec<usize>,
     /// The highest goes first.
     pub priority: i32,
-    /// True if nothing else is under way meanwhile.
+    /// True if no other unit may be under way at the same time.
     pub is_alone: bool,
-    /// The way in which it travels.
+    /// The exchange of the unit.
     pub exchange: Exchange,
 }
 
@@ -47,7 +48,7 @@ pub struct PushedUnit {
 pub struct SimulatedServers {
     /// The number of servers.
     pub count: usize,
-    /// True if they are on the workers' hosts, in order from the first, rather than each on its own.
+    /// True if they are on the workers' hosts, in order from the first, and not each on its own host.
     pub is_shared: bool,
     /// The limit of a worker's unanswered messages at a server: a number of messages, or of bytes.
     pub window: (usize, usize),
@@ -59,7 +60,7 @@ pub struct Step {
     pub layers: Vec<ComputedLayer>,
     /// The units, in the order in which they begin.
     pub units: Vec<PushedUnit>,
-    /// If there are any.
+    /// The servers, if there are any.
     pub servers: Option<SimulatedServers>,
 }
 
@@ -108,7 +109,7 @@ fn one(
             backward[index] = compute(engine, rank, layer.backward_us, &[]);
         }
     }
-    // Of each unit, what ends with it on each rank.
+    // For each unit, the tasks that end with it on each rank.
     let mut ends: Vec<Vec<Task>> = Vec::new();
     let mut begun: Vec<Vec<Task>> = vec![Vec::new(); ranks];
     let mut was_alone = false;
@@ -143,8 +144,8 @@ fn one(
     }
 }
 
-/// Stations for all servers, and for the workers' hosts that are not alike: those with a server or a link of
-/// their own, those before them, and one for all others.
+/// Adds stations for all servers, and for the workers' hosts that are not alike: those with a server or a
+/// different link, those before them, and one for all others.
 fn stations(engine: &mut Simulation, network: &Network, servers: SimulatedServers) -> Stations {
     let SimulatedServers { count, is_shared, window } = servers;
     let with_server = if is_shared { count.min(network.workers) } else { 0 };

@@ -1,4 +1,4 @@
-//! The simulation against closed forms, and one rank that stands for all against all of them.
+//! Compares the simulation with formulas, and one rank that represents all with all ranks.
 
 use ringpull_base::DType;
 
@@ -25,7 +25,7 @@ fn schedules(
         .collect()
 }
 
-/// The time of a collective of which these are the schedules of all ranks, or of the one that stands for all.
+/// Returns the time of a collective, from the schedules of all ranks or of one that represents all.
 fn collective_us(network: &Network, schedules: &[Schedule]) -> f64 {
     let mut engine = Simulation::new(network.latency_us);
     let hosts = network.hosts(&mut engine, schedules.len());
@@ -60,7 +60,7 @@ fn direct_takes_two_latencies_and_doubling_one_for_each_of_its_rounds() {
     for n in [2usize, 4, 8, 16] {
         let (bytes, rounds) = (n as f64 * 4000.0, f64::from(n.ilog2()));
         let wire = 2.0 * (n as f64 - 1.0) / n as f64 * bytes / RATE;
-        // A rank's last contribution may stand behind others at its receiver, and so may its last sum.
+        // A rank's last contribution may wait behind others at its receiver, and so may its last sum.
         let direct = time(&network(n), Algorithm::Direct, n * 1000, usize::MAX);
         assert_near(direct, wire + 2.0 * LATENCY, 1e-9);
         let doubling = time(&network(n), Algorithm::Doubling, n * 1000, usize::MAX);
@@ -169,9 +169,9 @@ fn a_step_takes_the_longer_of_computing_and_communication_and_what_cannot_overla
 
 #[test]
 fn what_is_urgent_waits_for_as_long_on_a_slow_link_as_on_a_fast_one() {
-    // As many times the bytes as the rate: the same times, but for what always lies in a queue. When the
-    // first layer's sum is ready, the others' still take 0.3 s of the link, and a step is as much longer as
-    // it waits.
+    // Bytes and rate grow by one factor, so the times stay equal, except for the bytes that are always in a
+    // queue. When the first layer's sum is ready, the other sums still need 0.3 s of the link, and a step is
+    // longer by the time that the first sum waits.
     let step = |times: f64| {
         let network = Network { bytes_per_us: 25.0 * times, ..network(4) };
         let len = (250_000.0 * times) as usize;

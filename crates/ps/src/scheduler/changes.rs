@@ -1,4 +1,4 @@
-//! Workers of an elastic job that are lost, and others that come in their place.
+//! Workers of an elastic job that are lost, and workers that come in their place.
 //!
 //! ```text
 //!   a worker is lost    -> Changed to the workers     Lost to the servers, each answers Known
@@ -10,8 +10,8 @@
 //!   all have answered   -> Changed to the workers, Entered to the new worker, and the barrier is done
 //! ```
 //!
-//! So the servers know of a worker that comes before anybody pushes for a round that waits for it, and a
-//! worker that comes takes part from a point that all others have come to.
+//! So the servers know a new worker before anybody pushes for a round that waits for it. And a new worker
+//! begins at a point that all others have reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,13 +22,13 @@ use ringpull_base::{Error, Kind, notice};
 use super::{JobPhase, Node, NodeIdentity, Scheduler};
 use crate::message::{CallsMade, FromScheduler, Job, NodeInfo, ToScheduler, WholeKeys};
 
-/// How much longer than a silence a worker beyond the number of the job waits for a rank to become free.
+/// The time, in addition to `RINGPULL_SILENCE`, for which a surplus worker waits for a rank to become free.
 const SURPLUS: Duration = Duration::from_secs(10);
 
 /// The most workers that wait for a rank.
 const MAX_WAITING: usize = 64;
 
-/// What has changed since the job began, and what is about to.
+/// The changes of workers since the job began, and the changes under way.
 #[derive(Default)]
 pub(super) struct WorkerChanges {
     generation: u64,
@@ -36,20 +36,20 @@ pub(super) struct WorkerChanges {
     /// The last worker of each rank, and the servers.
     workers: Vec<NodeInfo>,
     servers: Vec<NodeInfo>,
-    /// By the rank of a lost worker.
+    /// The losses under way, by the rank of the lost worker.
     losses: BTreeMap<usize, Loss>,
     /// Registered workers that wait for a free rank.
     waiting: Vec<Surplus>,
-    /// Guests that want to enter.
+    /// The joining workers that have asked to take part.
     entering: BTreeSet<usize>,
     admission: Option<Admission>,
-    /// The last barrier that was done.
+    /// The number of the last barrier that was done.
     barriers: u64,
-    /// The time when it was looked at last.
+    /// The time of the last check.
     now: Duration,
 }
 
-/// What the servers have not answered about a lost worker.
+/// The answers about a lost worker that the servers have not sent.
 struct Loss {
     unanswered: BTreeSet<usize>,
     whole: WholeKeys,
@@ -63,14 +63,14 @@ struct Surplus {
     since: Duration,
 }
 
-/// Guests that are being taken in.
+/// The admission of joining workers, while it is under way.
 struct Admission {
-    /// The barrier that is done with it.
+    /// The barrier that ends when the admission is done.
     barrier: Option<u64>,
-    /// Who was asked what it has called.
+    /// The worker that was asked for its calls.
     asked: usize,
     calls: Option<CallsMade>,
-    /// Which server has not answered of which worker.
+    /// The servers that have not answered, each with the worker in question.
     unanswered: BTreeSet<(usize, usize)>,
     joining: BTreeSet<usize>,
 }
@@ -82,14 +82,14 @@ impl WorkerChanges {
 }
 
 impl Node {
-    /// Returns true if it is a worker for which rounds and barriers wait.
+    /// Returns true if the node is a worker for which rounds and barriers wait.
     pub(super) fn is_member(&self) -> bool {
         self.info.role == Role::Worker && !self.is_joining
     }
 }
 
 impl Scheduler {
-    /// The job as it is now, for a node whose rank is not filled in.
+    /// Returns the description of the job, without the receiver's rank.
     pub(super) fn job(&self) -> Job {
         Job {
             rank: 0,
@@ -110,18 +110,18 @@ impl Scheduler {
         members.map(|node| (node.rank, node.info.clone())).collect()
     }
 
-    /// The workers that others wait for in a barrier to which `ranks` have come.
+    /// Returns the workers that have not come to a barrier to which `ranks` have come.
     pub(super) fn missing(&self, ranks: &[usize]) -> Vec<usize> {
         let missing = self.nodes.iter().filter(|node| node.is_member() && !ranks.contains(&node.rank));
         missing.map(|node| node.rank).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Returns true if the job is agreeing on who its workers are: waits in it end by themselves.
+    /// Returns true while the job agrees on its workers. Waits for this agreement end by themselves.
     pub(super) fn is_changing(&self) -> bool {
         self.changes.admission.is_some() || !self.changes.losses.is_empty()
     }
 
-    /// A node is lost: the job goes on without it if it may, and else fails.
+    /// Handles the loss of a node. The job goes on without it if it may, and fails otherwise.
     pub(super) fn lose(&mut self, index: usize, cause: &str) {
         let node = &self.nodes[index];
         let error = node.lost(cause);
@@ -137,7 +137,7 @@ impl Scheduler {
         }
         let node = self.nodes.remove(index);
         self.forget_waits();
-        // It may be alive, and be heard again.
+        // The node may be alive, and may be heard again.
         self.outputs.push((node.identity, FromScheduler::Abort(error.clone())));
         for (_, ranks) in self.barriers.values_mut() {
             ranks.retain(|other| *other != rank);
@@ -160,12 +160,14 @@ impl Scheduler {
         self.go_on();
     }
 
-    /// What workers waited for may come now: they report again what does not.
+    /// Forgets the waits that workers have reported, because they may end now. Workers report again if they
+    /// still wait.
     fn forget_waits(&mut self) {
         self.nodes.iter_mut().for_each(|node| node.waits = None);
     }
 
-    /// This worker answers no more, if it was asked what it has called, and is not taken in.
+    /// Handles the loss of a worker during an admission. If it was asked for its calls, asks another. If it
+    /// was joining, it is left out.
     pub(super) fn ask_another(&mut self, rank: usize) {
         let Some(admission) = self.changes.admission.as_mut().filter(|one| one.calls.is_none()) else { return };
         admission.joining.remove(&rank);
@@ -174,7 +176,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes what a node answers about a change.
+    /// Takes a node's answer about a change.
     pub(super) fn take_change(&mut self, index: usize, message: ToScheduler) -> Result<(), String> {
         let node = &self.nodes[index];
         let (from, role, is_joining) = (node.rank, node.info.role, node.is_joining);
@@ -227,7 +229,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends what nothing waits for any more: barriers to which all have come, and the entry of new workers.
+    /// Ends everything that is complete: barriers to which all have come, and the admission of new workers.
     pub(super) fn go_on(&mut self) {
         if self.phase != JobPhase::Running || !self.complete {
             return;
@@ -275,7 +277,7 @@ impl Scheduler {
         }
     }
 
-    /// The servers learn of the entering workers that are still there.
+    /// Tells the servers of the entering workers that are still present.
     fn join_entering(&mut self, calls: CallsMade) {
         let Some(mut admission) = self.changes.admission.take() else { return };
         let mut joined = Vec::new();
@@ -319,7 +321,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns true if a worker that registers now may come in the place of one that is lost.
+    /// Returns true if a worker that registers now may take the place of a lost one.
     pub(super) fn takes_later(&self, info: &NodeInfo, kind: Option<Kind>, counts: (usize, usize)) -> bool {
         self.settings.is_elastic
             && self.complete
@@ -335,7 +337,7 @@ impl Scheduler {
         self.give_ranks();
     }
 
-    /// Returns true if the message is of a worker that waits for a rank; its heartbeats are answered.
+    /// Returns true if the message is from a worker that waits for a rank. Answers its heartbeats.
     pub(super) fn waits_for_a_rank(&mut self, from: &[u8], message: &ToScheduler) -> bool {
         let is_waiting = self.changes.waiting.iter().any(|waiting| waiting.identity == from);
         if is_waiting && matches!(message, ToScheduler::Heartbeat { .. }) {
@@ -348,7 +350,7 @@ impl Scheduler {
         self.changes.waiting.retain(|waiting| waiting.identity != identity);
     }
 
-    /// Gives the ranks that are free to workers that wait for one.
+    /// Gives free ranks to workers that wait for one.
     fn give_ranks(&mut self) {
         while self.phase == JobPhase::Running && !self.changes.waiting.is_empty() {
             let is_taken = |rank: &usize| {
@@ -366,13 +368,13 @@ impl Scheduler {
             let present = job.present.iter().copied().chain([rank]).collect::<BTreeSet<_>>().into_iter().collect();
             let job = Job { rank, incarnation, present, ..job };
             self.outputs.push((identity.clone(), FromScheduler::Welcome(job)));
-            // Its next heartbeat says when it was seen.
+            // The time of the worker's next heartbeat replaces this.
             let seen = self.changes.now.max(since);
             self.nodes.push(Node { preferred, incarnation, is_joining: true, ..Node::new(identity, info, rank, seen) });
         }
     }
 
-    /// Refuses workers that have waited for a rank for so long that nobody can be lost for them.
+    /// Refuses workers that have waited for a rank for longer than the loss of a worker can remain unnoticed.
     pub(super) fn refuse_surplus(&mut self, now: Duration) {
         self.changes.now = now;
         let limit = self.settings.silence + SURPLUS;
@@ -386,12 +388,12 @@ impl Scheduler {
         }
     }
 
-    /// The job has ended: workers that have come for it take no part any more.
+    /// Refuses joining workers, because the job has ended before they could take part.
     pub(super) fn refuse_joining(&mut self) {
         let waiting = self.changes.waiting.drain(..).map(|waiting| waiting.identity);
         let mut refused: Vec<NodeIdentity> = waiting.collect();
         let error = if let JobPhase::Failed(error) = &self.phase {
-            // Nodes that have a rank know of it.
+            // Nodes that have a rank know the error.
             error.clone()
         } else {
             let joining = self.nodes.iter().filter(|node| node.is_joining && !node.left);
@@ -405,7 +407,8 @@ impl Scheduler {
     }
 }
 
-/// The notice that a worker is lost and `left` go on. The error's hint is for a job that ends.
+/// Returns the notice that a worker is lost and that `left` workers go on. It leaves out the error's hint,
+/// which is for a job that ends.
 pub(super) fn said_of_loss(error: &Error, left: usize) -> String {
     format!("ringpull: {}; the job goes on with {left} worker(s)", error.cause())
 }

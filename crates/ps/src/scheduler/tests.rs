@@ -1,4 +1,4 @@
-//! Ranks, barriers, silence and the end of a job, under a clock of our own.
+//! Tests ranks, barriers, silence and the end of a job, with a simulated clock.
 
 use super::changes::said_of_loss;
 use super::*;
@@ -87,7 +87,7 @@ fn a_silent_node_is_named_to_all() {
     assert_eq!(aborts.count(), 3);
 }
 
-/// Rank 1 has waited this long for rank 0's push of key 3.
+/// Rank 1's report that it has waited `waited_s` seconds for rank 0's push of key 3.
 fn stalled(waited_s: u64) -> ToScheduler {
     let (operation, key, why) = ("push".to_owned(), Key::Int(3), String::new());
     ToScheduler::Stalled(Error::Stalled { operation, key, rank: 1, missing: vec![0], waited_s, why })
@@ -258,7 +258,7 @@ fn workers_that_wait_for_each_other_get_an_error_once_that_is_certain() {
     }
 }
 
-/// Rank 1 is late, rank 0 says that it waits, and then each comes to a barrier at its own time.
+/// Rank 1 is late, rank 0 reports that it waits, and then each comes to a barrier at another time.
 #[test]
 fn a_late_worker_that_comes_to_a_barrier_is_no_deadlock() {
     let mut scheduler = complete();
@@ -283,7 +283,7 @@ fn a_late_worker_that_comes_to_a_barrier_is_no_deadlock() {
     }
 }
 
-/// What is sent to each node, in words.
+/// Returns the messages to each node, as text.
 fn sent(scheduler: &mut Scheduler) -> Vec<String> {
     let word = |message: &FromScheduler| match message {
         FromScheduler::Changed { generation, workers } => format!("changed {generation} {:?}", workers.keys()),
@@ -322,7 +322,7 @@ fn a_barrier_is_done_without_a_worker_that_is_lost_and_servers_agree_on_its_push
     scheduler.handle(b"s", ToScheduler::Known { rank: 1, whole: whole.clone() }, SECOND).unwrap();
     assert_eq!(sent(&mut scheduler), [format!("s: settle 1 {whole:?}")]);
     assert_eq!(*scheduler.phase(), JobPhase::Running);
-    // The last one is not gone on without, nor is a server.
+    // The job does not go on without its last worker, or without a server.
     scheduler.unreachable(b"b");
     assert!(failure(&scheduler).contains("worker rank 0"));
     let mut scheduler = elastic();
@@ -363,7 +363,7 @@ fn a_worker_that_comes_later_gets_a_free_rank_and_takes_part_after_a_barrier() {
     scheduler.handle(b"s", ToScheduler::Joined { rank: 1 }, SECOND).unwrap();
     let told = ["b: changed 2 [0, 1]", "c: entered 2 [0, 1] {Int(7): 9} 4", "b: barrier 4", "c: barrier 4"];
     assert_eq!(sent(&mut scheduler), told);
-    // From now on it is waited for.
+    // From now on the others wait for it.
     scheduler.handle(b"b", ToScheduler::Barrier { number: 5 }, SECOND).unwrap();
     assert!(sent(&mut scheduler).is_empty());
     scheduler.handle(b"c", ToScheduler::Barrier { number: 5 }, SECOND).unwrap();
@@ -389,7 +389,7 @@ fn three() -> Scheduler {
     scheduler
 }
 
-/// The others have waited for a worker for so long that it would be a deadlock if it waited too.
+/// The others have waited for a worker, and there would be a deadlock if it waited too.
 #[test]
 fn the_loss_of_a_worker_that_others_have_waited_for_is_no_deadlock() {
     let mut scheduler = three();
@@ -404,7 +404,7 @@ fn the_loss_of_a_worker_that_others_have_waited_for_is_no_deadlock() {
         assert_eq!(*scheduler.phase(), JobPhase::Running);
     }
     scheduler.unreachable(b"d");
-    // One that was on its way when the worker was lost.
+    // A report that was on its way when the worker was lost.
     let stalled = Error::Stalled {
         operation: "push".to_owned(),
         key: Key::Int(0),
@@ -433,7 +433,7 @@ fn whoever_was_asked_what_it_has_called_may_be_lost_and_another_is_asked() {
     sent(&mut scheduler);
     scheduler.unreachable(b"a");
     assert!(sent(&mut scheduler).contains(&"b: count".to_owned()));
-    // So may be the one that comes; the barrier is done without it.
+    // The new worker may be lost too. The barrier is done without it.
     scheduler.unreachable(b"c");
     sent(&mut scheduler);
     scheduler.handle(b"b", ToScheduler::Counts(crate::message::CallsMade::default()), SECOND).unwrap();
@@ -450,7 +450,7 @@ fn whoever_comes_and_finds_no_rank_is_told_so_in_the_end() {
     sent(&mut scheduler);
     scheduler.tick(SECOND * 17);
     assert_eq!(sent(&mut scheduler), ["c: abort"]);
-    // One that comes while the job ends is told too.
+    // A worker that comes while the job ends is told too.
     scheduler.handle(b"e", register(Role::Worker, None, Some(Kind::DistSync)), SECOND).unwrap();
     scheduler.handle(b"a", ToScheduler::Goodbye, SECOND).unwrap();
     scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();

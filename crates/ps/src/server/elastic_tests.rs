@@ -1,5 +1,5 @@
-//! Workers are lost in any state of two servers: every sum is the same in all segments of its key, has what
-//! all that are left have pushed, and comes.
+//! Workers are lost in any state of two servers. Every sum comes, is the same in all segments of its key, and
+//! contains the pushes of all survivors.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,7 +12,8 @@ use crate::message::{WholeKeys, WholePushes};
 
 const ROUNDS: u64 = 3;
 const WORKERS: usize = 3;
-/// By segment the server that has it. The first key has a segment on each, the second both on one.
+/// For each key, the server of each segment. The first key has a segment on each server, and the second has
+/// both on one.
 const KEYS: [(&str, [usize; 2]); 2] = [("over both", [0, 1]), ("on one", [1, 1])];
 
 enum Notice {
@@ -20,20 +21,21 @@ enum Notice {
     Settle(usize, WholeKeys),
 }
 
-/// What is on its way from one worker to one server.
+/// The messages on their way from one worker to one server.
 type OnTheWay = VecDeque<(Request, Vec<u8>)>;
 
-/// Two servers, what is on its way to them, and what workers know.
+/// Two servers, the messages on their way to them, and the workers' knowledge.
 struct SimulatedServers {
     servers: Vec<Server>,
     requests: BTreeMap<(usize, usize), OnTheWay>,
     orders: Vec<VecDeque<Notice>>,
-    /// Pushes that one of two servers has reported.
+    /// The pushes that only one of two servers has reported.
     reported: BTreeSet<(usize, Key, u64)>,
-    /// By rank: which servers have not answered the loss, and what the others have.
+    /// For each lost rank: the servers that have not answered the loss, and the whole pushes that the others
+    /// know.
     losses: BTreeMap<usize, (usize, WholeKeys)>,
     is_alive: [bool; WORKERS],
-    /// The values that workers got: by key and round, of each segment and worker.
+    /// The values that workers got for each segment, by key and round.
     values: BTreeMap<(usize, u64), Vec<f32>>,
 }
 
@@ -86,7 +88,7 @@ impl SimulatedServers {
         }
     }
 
-    /// Delivers one message, if any is left: the `choice`th of the queues that have some.
+    /// Delivers one message, if any is left, from the `choice`th of the non-empty queues.
     fn step(&mut self, choice: usize) -> bool {
         let mut ways: Vec<(Option<usize>, usize)> = self
             .requests
@@ -182,7 +184,7 @@ proptest! {
     }
 }
 
-/// A segment of a key that has no other, for one worker.
+/// The init of a key with one segment, by one worker.
 fn init(rank: usize) -> (Request, Vec<u8>) {
     let place = Place { key: "w".into(), segment: 0 };
     let (dtype, shape, here, spans) = (DType::F32, vec![1], 1, false);
@@ -198,7 +200,7 @@ fn push(rank: usize, round: u64) -> (Request, Vec<u8>) {
     (push, contribution(rank, round).to_le_bytes().into())
 }
 
-/// The values in what a server answers, by rank.
+/// Returns the values in a server's answers, by rank.
 fn values(outputs: Vec<Output>) -> Vec<(usize, f32)> {
     let value = |output| match output {
         Output::Reply { rank, payload: Some(value), .. } => (rank, f32::from_le_bytes(value[..].try_into().unwrap())),
@@ -223,7 +225,7 @@ fn a_worker_that_comes_later_counts_from_the_round_after_those_that_were_called(
     assert!(handle(&mut server, 1, init(1)).is_empty());
     let early = handle(&mut server, 1, push(1, 2));
     assert!(matches!(&early[..], [Output::Dropped(why)] if why.contains("takes no part")));
-    // Worker 0 has called two pushes, of which one has come.
+    // Worker 0 has called two pushes, and one of them has arrived.
     let after = BTreeMap::from([(Key::from("w"), 2)]);
     assert!(server.join(1, 7, &after).is_empty());
     assert_eq!(values(handle(&mut server, 0, push(0, 2))), [(0, 2.0)]);

@@ -1,14 +1,15 @@
-//! The workers of an elastic job, as one server knows them, and which of their pushes are whole.
+//! The workers of an elastic job, as one server knows them, and their whole pushes.
 //!
 //! A key's first value and each of its rounds are decided for all of its segments on this server together,
-//! and the same on every server. A push is *whole* when all of its segments are with all servers: a server
-//! that has all segments of the key sees that itself; otherwise each server reports its part to the worker
-//! (`Reply::Arrived`), and the worker tells all when it has heard of the last (`Request::Commit`). A round is
-//! complete when the pushes of all workers that count are whole. The init is round 0, and the value is that
-//! of the lowest rank that counts.
+//! and in the same way on every server. A push is *whole* when the servers have received all of its segments.
+//! A server that has all segments of the key sees that itself. Otherwise each server reports its part to the
+//! worker (`Reply::Arrived`), and after the last report the worker tells all servers (`Request::Commit`). A
+//! round is complete when the pushes of all workers that count are whole. The init is round 0, and the first
+//! value is that of the lowest rank that counts.
 //!
-//! When a worker is lost the scheduler asks every server which of its pushes it knows to be whole, and tells
-//! all what any of them knew. These count everywhere; what else the servers have of the worker is dropped.
+//! When a worker is lost, the scheduler asks every server which of the worker's pushes it knows to be whole.
+//! It then sends the union to all servers. These pushes count everywhere, and the servers drop all other
+//! pushes of the worker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,40 +18,41 @@ use ringpull_base::Key;
 use crate::message::{Place, Reply, WholeKeys, WholePushes};
 use crate::server::{Output, Server};
 
-/// The pushes of a key that are whole and not done.
+/// The most pushes of a key that are whole and not done.
 const MAX_WHOLE: usize = 1 << 20;
 
-/// How a worker of some rank stands.
+/// The state of the worker of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MemberState {
-    /// Rounds wait for it.
+    /// Rounds wait for the worker.
     Member,
-    /// It has come later and does not take part in rounds yet.
+    /// The worker has come later and does not take part in rounds yet.
     Joining,
-    /// It is lost, and which of its pushes count is not known yet.
+    /// The worker is lost, and it is not decided yet which of its pushes count.
     Lost,
-    /// There is none.
+    /// The rank has no worker.
     Absent,
 }
 
-/// Who the workers are, and what of theirs is whole.
+/// The workers and their whole pushes.
 pub(super) struct Members {
-    /// By rank, with the incarnation of the last worker.
+    /// For each rank, the incarnation and the state of its last worker.
     standings: Vec<(u32, MemberState)>,
     keys: BTreeMap<Key, KeyRounds>,
-    /// By rank: workers that came later take part after this round of a key, which may not be known here yet.
+    /// For each rank: the round of each key after which a worker that came later takes part. This server may
+    /// not know the key yet.
     after: Vec<BTreeMap<Key, u64>>,
 }
 
-/// What is known of a key's rounds.
+/// The state of a key's rounds.
 struct KeyRounds {
-    /// The number of segments here.
+    /// The number of segments on this server.
     here: usize,
-    /// True if other servers have some too.
+    /// True if other servers have segments of the key too.
     spans: bool,
-    /// The segments that have come of pushes that are not whole, by round and rank.
+    /// The number of segments that have arrived, for each push that is not whole. Keys are round and rank.
     arrived: BTreeMap<(u64, usize), usize>,
-    /// By round and rank, of rounds that are not done.
+    /// The whole pushes of rounds that are not done, by round and rank.
     whole: BTreeSet<(u64, usize)>,
 }
 
@@ -65,7 +67,8 @@ impl Members {
         self.standings[rank].1 == MemberState::Member
     }
 
-    /// Returns true if rounds wait for it, if only to learn which of its pushes count.
+    /// Returns true if rounds wait for this worker, even if only until it is decided which of its pushes
+    /// count.
     fn counts(&self, rank: usize) -> bool {
         matches!(self.standings[rank].1, MemberState::Member | MemberState::Lost)
     }
@@ -84,7 +87,7 @@ impl Members {
         Ok(())
     }
 
-    /// Whose first value of the key counts, if that is known.
+    /// Returns the rank with the first value of the key that counts, if that is known.
     fn first(&self, key: &Key) -> Option<usize> {
         let rounds = self.keys.get(key)?;
         let decisive = |rank: &usize| self.counts(*rank) || self.left_whole(rounds, 0, *rank);
@@ -92,12 +95,12 @@ impl Members {
         rounds.whole.contains(&(0, lowest)).then_some(lowest)
     }
 
-    /// Returns true if a worker that is gone has left this push, which counts.
+    /// Returns true if a lost worker has left this push and it counts.
     fn left_whole(&self, rounds: &KeyRounds, round: u64, rank: usize) -> bool {
         self.standings[rank].1 == MemberState::Absent && rounds.whole.contains(&(round, rank))
     }
 
-    /// Whose push of the round is not whole, of those that it waits for.
+    /// Returns the ranks for which the round waits because their pushes are not whole.
     fn open(&self, key: &Key, round: u64) -> Vec<usize> {
         let Some(rounds) = self.keys.get(key) else { return Vec::new() };
         let is_awaited = |rank: &usize| {
@@ -114,8 +117,8 @@ impl Members {
 }
 
 impl Server {
-    /// Returns true if a message of this incarnation of the rank is one of the present worker. One that comes
-    /// later is met by its first message.
+    /// Returns true if a message of this incarnation is from the rank's current worker. A server gets to know
+    /// a new worker by its first message.
     pub fn meets(&mut self, rank: usize, incarnation: u32) -> bool {
         let Some(members) = &mut self.members else { return incarnation == 0 };
         let known = &mut members.standings[rank];
@@ -125,12 +128,13 @@ impl Server {
         *known == (incarnation, MemberState::Joining) || *known == (incarnation, MemberState::Member)
     }
 
-    /// The incarnation of the worker of this rank.
+    /// Returns the incarnation of the worker of this rank.
     pub(crate) fn incarnation(&self, rank: usize) -> u32 {
         self.members.as_ref().map_or(0, |members| members.standings[rank].0)
     }
 
-    /// The worker is lost: nothing more is taken from it. Which of its pushes are known to be whole.
+    /// Records that the worker is lost, so that nothing more is accepted from it. Returns its pushes that are
+    /// known to be whole.
     pub fn lose(&mut self, rank: usize, incarnation: u32) -> WholeKeys {
         let Some(members) = &mut self.members else { return WholeKeys::new() };
         members.standings[rank] = (incarnation, MemberState::Lost);
@@ -145,7 +149,8 @@ impl Server {
         whole.collect()
     }
 
-    /// Counts those pushes of the lost worker that are whole here or by `whole`, and drops the others.
+    /// Counts the lost worker's pushes that are whole on this server or according to `whole`, and drops the
+    /// others.
     pub fn settle(&mut self, rank: usize, whole: &WholeKeys) -> Vec<Output> {
         let Some(members) = &mut self.members else { return Vec::new() };
         members.standings[rank].1 = MemberState::Absent;
@@ -189,7 +194,7 @@ impl Server {
         self.advance_all(&keys)
     }
 
-    /// The worker takes part in the rounds after `after`.
+    /// Lets the worker take part in the rounds after `after`.
     pub fn join(&mut self, rank: usize, incarnation: u32, after: &BTreeMap<Key, u64>) -> Vec<Output> {
         let Some(members) = &mut self.members else { return Vec::new() };
         members.standings[rank] = (incarnation, MemberState::Member);
@@ -198,8 +203,8 @@ impl Server {
         self.advance_all(&keys)
     }
 
-    /// One more segment of the push has come. If that was the last one here, it is whole, or the worker is
-    /// told so where other servers have segments of the key.
+    /// Records that one more segment of the push has arrived. If it is the last one for this server, the push
+    /// is whole, or, if other servers have segments of the key, this is reported to the worker.
     pub(super) fn arrive(&mut self, key: &Key, round: u64, rank: usize) {
         let Some(rounds) = self.members.as_mut().and_then(|members| members.keys.get_mut(key)) else { return };
         let count = rounds.arrived.entry((round, rank)).or_insert(0);
@@ -226,7 +231,7 @@ impl Server {
         std::mem::take(&mut self.outputs)
     }
 
-    /// Gives the key its first value and applies every round of it that is complete and whose turn it is.
+    /// Gives the key its first value, and applies its complete rounds in order.
     pub(super) fn advance_key(&mut self, key: &Key) {
         let Some(members) = &mut self.members else { return };
         let all = Place { key: key.clone(), segment: 0 }..=Place { key: key.clone(), segment: u32::MAX };
@@ -260,7 +265,8 @@ impl Server {
         }
     }
 
-    /// What keeps the segment from having had this many rounds, and whose that is.
+    /// Returns the call for which the segment waits before it has had `rounds` rounds, and the ranks that
+    /// have not made it.
     pub(super) fn missing(&self, place: &Place, rounds: u64) -> Result<(&'static str, Vec<usize>), String> {
         let segment = self.segments.get(place).ok_or("a question before init")?;
         let Some(members) = &self.members else { return Ok(segment.missing(self.workers, self.sync, rounds)) };

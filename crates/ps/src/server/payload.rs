@@ -1,4 +1,4 @@
-//! What a request's payload holds, checked against the segment it is for: nothing of it is trusted before.
+//! Checks the content of a request's payload against its segment. Nothing in it is trusted before.
 
 use ringpull_base::{DType, Error};
 use ringpull_kernels::compress::Compression;
@@ -11,8 +11,8 @@ use crate::shard::MAX_SEGMENT_BYTES;
 /// The most dimensions of a key.
 const MAX_DIMENSIONS: usize = 64;
 
-/// What is wrong with an init: a segment is a part of its key, made of whole units of whole elements, and no
-/// longer than any.
+/// Returns the fault of an init, if it has one. A segment must be a part of its key, consist of whole units
+/// of whole elements, and not exceed the greatest length.
 pub(super) fn check_init(geometry: Geometry, shape: &[u64]) -> Result<(), String> {
     let Geometry { dtype, len_bytes, unit_bytes } = geometry;
     let size = dtype.size_bytes();
@@ -30,7 +30,7 @@ pub(super) fn check_init(geometry: Geometry, shape: &[u64]) -> Result<(), String
     Ok(())
 }
 
-/// What is wrong with a compressed gradient.
+/// Returns the fault of a compressed gradient, if it has one.
 pub(super) fn check_code(compression: &Compression, code: &[u8], geometry: Geometry) -> Result<(), String> {
     if geometry.dtype != DType::F32 {
         return Err(format!("a compressed gradient of {} elements", geometry.dtype));
@@ -48,7 +48,7 @@ pub(super) fn in_words(compression: Option<Compression>) -> String {
         .map_or("an uncompressed gradient".to_owned(), |compression| format!("a gradient compressed by {compression}"))
 }
 
-/// The ids of units that the code names, for each segment: counted from the segment's first.
+/// Returns the ids of the units that the code names, for each segment, counted from the segment's first unit.
 pub(super) fn ids_of(code: &[u8], segments: &[Geometry]) -> Result<Vec<Vec<i64>>, String> {
     let units: usize = segments.iter().map(|geometry| geometry.units()).sum();
     let ids = row_ids::decode(code, units).ok_or_else(|| format!("no ids of units below {units}"))?;
@@ -63,7 +63,7 @@ pub(super) fn ids_of(code: &[u8], segments: &[Geometry]) -> Result<Vec<Vec<i64>>
     Ok(segments.iter().map(of_segment).collect())
 }
 
-/// The gradient of each segment.
+/// Returns the gradient of each segment.
 pub(super) fn rows_of(ids_bytes: u64, payload: &[u8], segments: &[Geometry]) -> Result<Vec<Gradient>, String> {
     let ids_bytes = usize::try_from(ids_bytes).unwrap_or(usize::MAX);
     let (code, mut rows) = payload

@@ -1,5 +1,5 @@
-//! One segment of a key on its server: its value, the rounds of pushes that are open, and the pulls that wait
-//! for them.
+//! One segment of a key on its server: its value, its open rounds of pushes, and the pulls that wait for
+//! them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::message::{Place, PullTarget, Reply};
 /// A segment.
 pub(super) struct ServedSegment {
     pub(super) geometry: Geometry,
-    /// Dtype and shape by the rank that gave them.
+    /// The dtype and the shape that each rank gave.
     pub(super) views: BTreeMap<usize, (DType, Vec<u64>)>,
     pub(super) value: Option<Vec<u8>>,
-    /// In an elastic job: the first values by the ranks that gave them, until it is known whose counts.
+    /// In an elastic job: the first value that each rank gave, until it is known which one counts.
     pub(super) candidates: BTreeMap<usize, Vec<u8>>,
     pub(super) state: State,
     pub(super) rule: Option<Arc<Optimizer>>,
-    /// Rounds applied (sync), or pushes applied by rank (async).
+    /// The number of rounds applied (sync), or of each rank's pushes applied (async).
     pub(super) completed: u64,
     pub(super) applied: Vec<u64>,
     pub(super) rounds: BTreeMap<u64, OpenRound>,
@@ -36,36 +36,37 @@ pub(super) struct ServedSegment {
 pub(super) struct OpenRound {
     pub(super) merge: Round,
     pub(super) optimizer: Option<(usize, u64, Option<Arc<Optimizer>>)>,
-    /// How dense gradients of this round are compressed, by the rank that came first.
+    /// The compression of dense gradients in this round, and the rank that came first and set it.
     pub(super) compression: Option<(usize, Option<Compression>)>,
     pub(super) replies: Vec<(usize, u64)>,
 }
 
-/// A pull that cannot be answered yet, or is about to be. It goes from one of its segments to the next.
+/// A pull that cannot be answered yet, or that is about to be answered. It passes from one of its segments to
+/// the next.
 pub(super) struct Pull {
     pub(super) rank: usize,
     pub(super) rounds: u64,
     pub(super) want: PullTarget,
     pub(super) reply: u64,
-    /// The segments, each with the units that are wanted of it.
+    /// The segments, each with its requested units.
     pub(super) segments: Vec<(Place, Vec<i64>)>,
-    /// How many of them it has come past.
+    /// The number of segments that the pull has passed.
     pub(super) past: usize,
-    /// The content that it has got there: a value, which others may share, or rows and several values.
+    /// The content from these segments: a value, which other pulls may share, or rows or several values.
     pub(super) value: Bytes,
     pub(super) rows: Vec<u8>,
     pub(super) state: State,
 }
 
 impl Pull {
-    /// One that is answered with a word when the segments have had the rounds.
+    /// Returns a pull that is answered with a confirmation when the segments have had `rounds` rounds.
     pub(super) fn for_a_word(rank: usize, rounds: u64, reply: u64, places: Vec<Place>) -> Self {
         let segments = places.into_iter().map(|place| (place, Vec::new())).collect();
         let (past, value, rows, state) = Default::default();
         Pull { rank, rounds, want: PullTarget::Word, reply, segments, past, value, rows, state }
     }
 
-    /// The answer, when it is past all segments.
+    /// Returns the answer, when the pull has passed all segments.
     pub(super) fn answer(self) -> Output {
         let Pull { rank, want, reply, value, rows, state, .. } = self;
         let payload = if rows.is_empty() { value } else { rows.into() };
@@ -76,8 +77,7 @@ impl Pull {
 }
 
 impl ServedSegment {
-    /// Applies every round that is complete and whose turn it is; `passing` gets the pulls that waited for
-    /// them.
+    /// Applies the complete rounds in order. `passing` gets the pulls that waited for them.
     pub(super) fn advance(
         &mut self,
         workers: usize,
@@ -117,7 +117,7 @@ impl ServedSegment {
         self.candidates.clear();
     }
 
-    /// In an elastic job: applies the next round, of the workers whose pushes are here. It may have none.
+    /// In an elastic job: applies the next round, with the pushes that are held. There may be none.
     pub(super) fn complete(&mut self, outputs: &mut Vec<Output>, passing: &mut Vec<Pull>) -> Result<()> {
         let open = self.rounds.remove(&(self.completed + 1)).unwrap_or_default();
         let optimizer = open.optimizer.and_then(|(_, _, optimizer)| optimizer);
@@ -155,7 +155,7 @@ impl ServedSegment {
         Ok(())
     }
 
-    /// Takes the pulls that wait for nothing here any more.
+    /// Takes the pulls that no longer wait for this segment.
     pub(super) fn let_pass(&mut self, sync: bool, passing: &mut Vec<Pull>) {
         if self.pulls.is_empty() {
             return;
@@ -170,12 +170,13 @@ impl ServedSegment {
         }
     }
 
-    /// Returns true if the segment has had the rounds that a pull waits for.
+    /// Returns true if the segment has had the rounds for which a pull waits.
     pub(super) fn is_ready_for(&self, pull: &Pull, sync: bool) -> bool {
         self.value.is_some() && pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] }
     }
 
-    /// Gives a pull what it wants of this segment. Pulls that get the value together share it.
+    /// Gives a pull the requested content of this segment. Pulls that get the value at the same time share
+    /// it.
     pub(super) fn give(&self, pull: &mut Pull, shared: &mut Option<Bytes>) {
         let value = self.value.as_deref().unwrap_or_default();
         let size = self.geometry.unit_bytes;

@@ -1,4 +1,4 @@
-//! Any interleaving gives the same bits, and nothing that arrives does harm.
+//! Tests that any interleaving gives the same bits, and that no message does harm.
 
 use proptest::prelude::*;
 
@@ -41,7 +41,7 @@ fn push(round: u64, value: f32, reply: u64) -> (Request, Vec<u8>) {
     )
 }
 
-/// A key of two segments of four rows of an element each.
+/// A key of two segments, each with four rows of one element.
 fn table(segments: &[u32]) -> Places {
     Places { key: Key::from("table"), segments: segments.to_vec() }
 }
@@ -56,7 +56,8 @@ fn init_table(rank: usize) -> Vec<(Request, Vec<u8>)> {
     vec![init(0), init(1)]
 }
 
-/// A push of these rows of some of the segments, each with this value; `word` asks for one when it is done.
+/// Returns a push of the rows `ids` of some segments, all with this value. `word` asks for a confirmation
+/// when it is done.
 fn push_rows(segments: &[u32], round: u64, ids: &[i64], value: f32, word: Option<u64>) -> (Request, Vec<u8>) {
     let mut payload = row_ids::encode(ids, 4 * segments.len());
     let ids_bytes = payload.len() as u64;
@@ -73,7 +74,7 @@ fn word(rounds: u64, reply: u64) -> (Request, Vec<u8>) {
     (Request::Pull { places: table(&[0, 1]), rounds, want: PullTarget::Word, reply }, Vec::new())
 }
 
-/// What a server answers, by rank and reply, and nothing else.
+/// Returns a server's answers, by rank and reply. Fails if there is any other output.
 fn answers(server: &mut Server, messages: Vec<(usize, (Request, Vec<u8>))>) -> BTreeMap<(usize, u64), Vec<u8>> {
     let mut answers = BTreeMap::new();
     for (rank, (request, payload)) in messages {
@@ -92,13 +93,13 @@ fn answers(server: &mut Server, messages: Vec<(usize, (Request, Vec<u8>))>) -> B
     answers
 }
 
-/// Each rank's messages in its own order, the ranks interleaved as `choices` says.
+/// Returns each rank's messages in their order, with the ranks interleaved according to `choices`.
 fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (Request, Vec<u8>))> {
     let mut queues: Vec<std::collections::VecDeque<_>> = (0..workers)
         .map(|rank| {
             let of_round = |round: u64| {
                 let value = (rank as f32 + 0.3) * round as f32;
-                // The ranks' messages are about different segments.
+                // The ranks' messages concern different segments.
                 let ids = [1, 3, 5 + (rank as i64 + round as i64) % 3];
                 let rows = match rank % 2 {
                     0 => vec![push_rows(&[0, 1], round, &ids, value, Some(100 + round))],
@@ -165,7 +166,7 @@ fn what_an_init_declares_is_bounded_by_its_shape_and_by_the_longest_segment() {
         let mut server = Server::new(2, true);
         let outputs = server.handle(1, request, Vec::new());
         assert!(matches!(&outputs[..], [Output::Dropped(said)] if said.contains(why)), "{why}");
-        // Nothing is kept of it, so the ranks that do it right go on.
+        // Nothing of the wrong init is kept, so the other ranks' inits work.
         assert!(answers(&mut server, vec![(1, init(1, &[1.0, 2.0])), (0, init(0, &[1.0, 2.0]))]).is_empty());
     }
 }
@@ -347,7 +348,7 @@ fn two_bit(threshold: f32) -> Compression {
 
 #[test]
 fn codes_are_decoded_and_added_up_whatever_the_order_they_come_in() {
-    // With 0.1 three decoded codes added one by one make 0.3 and a bit.
+    // With 0.1, three decoded codes added one by one make slightly more than 0.3.
     for (threshold, sums) in [(0.5, [1.5f32, -0.5]), (0.1, [0.3, -0.1])] {
         for order in [[0, 1, 2], [2, 0, 1]] {
             let mut server = Server::new(3, true);

@@ -1,6 +1,6 @@
-//! What a worker does more in a job that goes on without lost workers: it tells the servers when a push is
-//! with all of them (`members` of the server has the rule), follows who is there, and, if it has come later,
-//! asks to take part.
+//! The additional work of a worker in a job that goes on without lost workers. It tells the servers when all
+//! of them have received a push (`members` of the server has the rule), follows which workers are present,
+//! and, if it has come later, asks to take part.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -12,13 +12,13 @@ use super::{WorkerLoop, count};
 use crate::call::{WorkersChanged, answer};
 use crate::message::{CallsMade, Job, NodeInfo, Request, ToScheduler, encode};
 
-/// The state of it.
+/// The state of a worker in such a job.
 pub(super) struct Membership {
-    /// What this worker has called.
+    /// The calls that this worker has made.
     pub(super) calls: CallsMade,
-    /// The servers of each push that is not whole, and how many have not reported it.
+    /// For each push that is not whole: its servers, and the number of servers that have not reported it.
     uncommitted: BTreeMap<(Key, u64), (BTreeSet<usize>, usize)>,
-    /// The ranks that are there.
+    /// The ranks of the present workers.
     present: BTreeSet<usize>,
     /// The caller that waits until this worker takes part.
     entering: Option<Sender<Result<CallsMade>>>,
@@ -40,7 +40,7 @@ impl Membership {
         !self.uncommitted.is_empty()
     }
 
-    /// This worker has pushed the key for the `round`th time, or initialised it (0).
+    /// Records that this worker has pushed the key for the `round`th time, or initialised it (0).
     pub(super) fn called(&mut self, key: &Key, round: u64, servers: impl FnOnce() -> BTreeSet<usize>) {
         if round > 0 {
             self.calls.pushes.insert(key.clone(), round);
@@ -60,7 +60,8 @@ impl Membership {
 }
 
 impl WorkerLoop {
-    /// A server has all of its segments of the push. If it is the last, all are told.
+    /// Records that a server has received all of its segments of the push. If it is the last server, tells
+    /// all servers.
     pub(super) fn arrived(&mut self, key: Key, round: u64) {
         let Some(elastic) = &mut self.elastic else { return };
         let name = (key, round);
@@ -77,11 +78,11 @@ impl WorkerLoop {
         }
     }
 
-    /// These workers are there now; whether the program is told.
+    /// Records the present workers. If `is_told`, the program is told of the change.
     pub(super) fn change(&mut self, generation: u64, workers: BTreeMap<usize, NodeInfo>, is_told: bool) {
         let Some(elastic) = &mut self.elastic else { return };
         if !workers.contains_key(&self.job.rank) {
-            // It takes no part yet, and learns who is there when it does.
+            // This worker does not take part yet, and will learn the present workers when it does.
             return;
         }
         let present: BTreeSet<usize> = workers.keys().copied().filter(|rank| *rank < self.job.workers.len()).collect();

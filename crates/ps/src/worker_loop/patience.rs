@@ -1,6 +1,5 @@
-//! What a worker does about nodes that keep it waiting: it asks its servers which workers are missing, warns
-//! after `RINGPULL_WARN`, reports to the scheduler when it waits for nothing else, and notices which server
-//! is lost.
+//! Handles nodes that keep a worker waiting. The worker asks its servers which workers are missing, warns
+//! after `RINGPULL_WARN`, reports to the scheduler if it only waits, and notices lost servers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,16 +17,16 @@ use crate::scheduler::lost_node;
 
 /// The time limits of a worker's waits.
 pub(crate) struct Patience {
-    /// It says for whom it waits after this time, and each time it has doubled.
+    /// The time until the first warning about ranks for which it waits. It doubles with each warning.
     warn: Duration,
     next_warning: Duration,
-    /// A wait for a live rank is an error after it.
+    /// The time after which a wait for a live rank is an error.
     timeout: Duration,
-    /// A server that sends nothing for this long is lost.
+    /// The time after which a silent server is lost.
     pub(super) silence: Duration,
-    /// True if it was reported to the scheduler that this worker only waits.
+    /// True if this worker has reported to the scheduler that it only waits.
     has_told: bool,
-    /// What was moved, called and computed when nothing had moved for the first time.
+    /// The bytes moved, the calls made and the time computed, when nothing had moved for the first time.
     still: Option<(Instant, f64)>,
 }
 
@@ -43,7 +42,7 @@ impl Patience {
         }
     }
 
-    /// Returns true if the program has only waited since this was first asked of the present standstill.
+    /// Returns true if the program has only waited since the first call of this in the current standstill.
     fn is_only_waiting(&mut self, progress: Instant) -> bool {
         let (since, used_s) = match self.still {
             Some(still) if still.0 >= progress => still,
@@ -56,11 +55,11 @@ impl Patience {
     }
 }
 
-/// The events by which the time of a wait counts.
+/// The times from which the length of a wait is counted.
 pub(super) struct WaitRecord {
     /// The time at which something last came.
     pub(super) progress: Instant,
-    /// The time at which a server was asked for whom it waits.
+    /// The time at which a server was asked which workers are missing.
     pub(super) asked: Option<Instant>,
     /// The time at which a server last reported which workers are missing.
     pub(super) claimed: Option<Instant>,
@@ -78,8 +77,9 @@ impl WaitRecord {
 }
 
 impl WorkerLoop {
-    /// The time without movement after which it is asked for whom: not for long if a worker has left since
-    /// this was last answered. What that worker sent has arrived before it is known to have left.
+    /// Returns the time without movement after which the worker asks which workers are missing. It is short
+    /// if a worker has left since the last answer. The messages of that worker have arrived before its end is
+    /// known.
     fn patience(&self) -> Duration {
         let look = (DEADLOCK / 4).min(self.patience.timeout);
         if self.waits.left_since.is_some() && self.waits.left_since > self.waits.claimed {
@@ -89,7 +89,7 @@ impl WorkerLoop {
         }
     }
 
-    /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
+    /// Asks the server that has kept this worker waiting longest, if nothing has moved for the limit.
     pub(super) fn ask_who_is_missing(&mut self) -> Result<()> {
         if self.waiting.is_empty() {
             self.check_unsent()?;
@@ -101,10 +101,10 @@ impl WorkerLoop {
             return Ok(());
         }
         match self.waits.asked {
-            // An answer clears this; a server that sends none for this long is lost.
+            // An answer clears this. A server that sends no answer for the silence is lost.
             Some(since) if since.elapsed() > self.patience.silence => {
                 if !self.servers[server].connection.has_room(1) {
-                    // The question has not left: what was pushed before it has not.
+                    // The question has not left, because earlier pushes have not left.
                     self.waits.asked = Some(Instant::now());
                     return Ok(());
                 }
@@ -122,7 +122,7 @@ impl WorkerLoop {
         }
     }
 
-    /// Segments that could not even leave for the limit.
+    /// Returns an error if segments could not even leave within the limit.
     fn check_unsent(&mut self) -> Result<()> {
         let is_full = |server: &ServerConnection| !server.queue.is_empty() && !server.connection.has_room(SEND_LIMIT);
         match self.servers.iter().position(is_full) {
@@ -140,8 +140,7 @@ impl WorkerLoop {
         let waited_s = since.elapsed().as_secs();
         self.waits.claimed = Some(Instant::now());
         if missing.is_empty() {
-            // An answer and a claim keep their order on the way: the second time there is no answer to wait
-            // for.
+            // Answers and claims arrive in order. So at the second claim there is no answer to wait for.
             if std::mem::replace(&mut waiting.vouched, true) {
                 let server = waiting.server;
                 let what =
@@ -166,7 +165,7 @@ impl WorkerLoop {
         if waited >= self.patience.next_warning {
             self.patience.next_warning = self.patience.next_warning.max(waited) * 2;
             let end = if self.patience.timeout >= NEVER {
-                "they are waited for as long as their processes live".to_owned()
+                "there is no limit while their processes live".to_owned()
             } else {
                 format!("after {} s (RINGPULL_TIMEOUT) this is an error", self.patience.timeout.as_secs())
             };
@@ -185,7 +184,7 @@ impl WorkerLoop {
         self.link.send(&ToScheduler::Waits { what, missing })
     }
 
-    /// Something has come: this worker does not only wait.
+    /// Records progress: this worker no longer only waits.
     pub(super) fn has_come_on(&mut self) -> Result<()> {
         self.waits.progress = Instant::now();
         if std::mem::take(&mut self.patience.has_told) {
@@ -210,7 +209,7 @@ impl WorkerLoop {
         Ok(())
     }
 
-    /// The error that a server is lost.
+    /// Returns the error for a lost server.
     fn lost_server(&self, index: usize, cause: &str) -> Error {
         self.seen(lost_node(self.job.server_name(index), None, cause.to_owned()))
     }
@@ -219,7 +218,7 @@ impl WorkerLoop {
         Error::protocol(self.job.rank, format!("server {server}"), what)
     }
 
-    /// The error as this worker meets it.
+    /// Returns the error as this worker sees it.
     pub(super) fn seen(&self, mut error: Error) -> Error {
         if let Error::PeerLost { operation, .. } = &mut error {
             *operation = self.operations.values().next().map_or("no operation".to_owned(), Operation::describe);

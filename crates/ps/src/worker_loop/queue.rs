@@ -1,63 +1,64 @@
-//! The messages that wait to be sent to one server (the first of those that hold their segments), and how
-//! many may be on their way.
+//! The messages that wait to be sent to one server (the first server of their segments), and the limit of
+//! messages under way.
 //!
-//! Higher priorities leave first, then earlier calls, then lower segments. So that all workers stay together,
-//! what a worker has sent and is not answered yet is limited (the *window*): a server answers a segment when
-//! the last worker's push of it is there. Without the limit the workers share the server's link as TCP
-//! happens to divide it. The fastest is a whole key ahead of the slowest, and the link of the answers stays
-//! idle until the slowest has caught up.
+//! Higher priorities leave first, then earlier calls, then lower segments. To keep all workers together,
+//! there is a limit (the *window*) on the messages that a worker has sent and that are not answered: a server
+//! answers a segment when the last worker's push of it has arrived. Without the limit, TCP divides the
+//! server's link between the workers by chance. The fastest is a whole key ahead of the slowest, and the link
+//! of the answers stays idle until the slowest has caught up.
 //!
 //! Each call may have one segment under way beyond the window. So every call moves on, whatever the order in
 //! which the workers make their calls: a server can answer the first segment of a call that all workers have
-//! made. A push whose value is not requested is answered with a word when it is done. Inits are not answered
-//! and do not count.
+//! made. A push whose value is not requested is answered with a confirmation when it is done. Inits are not
+//! answered and do not count.
 //!
-//! Pulls have a window of their own, so a pull leaves behind the push of the same segment and not behind the
-//! whole push before it. What such a pair has under way together is no more than what a `push_pull` has: each
-//! counts twice.
+//! Pulls have a separate window. So the pull of a segment leaves right after the push of this segment, and
+//! not after the whole push. In such a pair each message counts twice, so the pair has no more under way than
+//! a `push_pull`.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-/// The messages that may be under way to one of few servers and back: as few as keep the links busy in both
-/// directions.
+/// The most messages that may be under way to one of few servers and back. It is the least number that keeps
+/// the links busy in both directions.
 const WINDOW: usize = 4;
-/// The bytes of [`WINDOW`].
+/// The bytes of [`WINDOW`] messages.
 const WINDOW_BYTES: usize = 128 << 10;
-/// So many whole windows together are about what waits in a switch without loss.
+/// The number of whole windows that a switch can buffer without loss, approximately.
 const WHOLE_WINDOWS: usize = 8;
-/// What a worker may have under way to each server and back, in messages and in bytes, whichever is more. The
-/// windows of all workers meet at a server's link, and those of all servers at a worker's: with many each is
-/// half as large. With a quarter, which is one message, a server would wait for the next one.
+/// Returns the limit on a worker's traffic under way to each server and back, in messages and in bytes; the
+/// larger of the two counts. The windows of all workers share a server's link, and the windows of all servers
+/// share a worker's link, so with many nodes each window is half as large. With a quarter, which is one
+/// message, a server would wait for the next message.
 pub fn window(workers: usize, servers: usize) -> (usize, usize) {
     let parts = if workers.max(servers) <= WHOLE_WINDOWS { 1 } else { 2 };
     (WINDOW / parts, WINDOW_BYTES / parts)
 }
 
-/// The number of messages of a [`window`] that a message counts as. Pushes and pulls that go apart use both
-/// windows, which are smaller for many nodes already.
+/// Returns the number of messages of a [`window`] for which a message counts. Separate pushes and pulls use
+/// both windows. With many nodes these are smaller already.
 pub(super) fn weight(workers: usize, servers: usize, is_push_pull: bool) -> usize {
     if is_push_pull || workers.max(servers) > WHOLE_WINDOWS { 1 } else { 2 }
 }
 
-/// A call's position among those that wait: its priority, and its number.
+/// A call's position among the waiting calls: its priority and its number.
 type Position = (Reverse<i32>, u64);
 
-/// A message of a call: about a segment, or a few of which only some rows travel.
+/// A message of a call. It has one segment, or some rows of a few segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PendingMessage {
-    /// The number of its call.
+    /// The number of the message's call.
     pub(super) operation: u64,
     pub(super) batch: usize,
-    /// True if it only asks for something.
+    /// True if the message only asks for a value.
     pub(super) is_pull: bool,
-    /// The longer of what is sent and what is answered; `None` if it is not answered.
+    /// The bytes of the message or of its answer, whichever is more, or `None` if there is no answer.
     pub(super) answered_bytes: Option<usize>,
-    /// How many messages of a window it counts as, each of so many bytes.
+    /// The number of messages of a window for which this message counts, each with these bytes.
     pub(super) weight: usize,
 }
 
-/// What is under way of pushes, or of pulls.
+/// The pushes, or the pulls, under way.
 #[derive(Default)]
 struct PeerWindow {
     messages: usize,
@@ -75,22 +76,22 @@ pub(super) struct Queue {
     /// The [`window`].
     most: (usize, usize),
     waiting: BTreeMap<Position, VecDeque<PendingMessage>>,
-    /// The messages under way, by call.
+    /// The number of messages under way, by call.
     open: BTreeMap<u64, usize>,
     pushes: PeerWindow,
     pulls: PeerWindow,
-    /// True if this worker leaves: what it has called goes out, whatever the others have called.
+    /// True if this worker leaves. Its messages then go out, whatever the others have called.
     is_leaving: bool,
 }
 
 impl Queue {
-    /// With a window of so many messages or bytes.
+    /// Returns a queue with a window of `most` messages or bytes.
     pub(super) fn new(most: (usize, usize)) -> Self {
         let (pushes, pulls) = (PeerWindow::default(), PeerWindow::default());
         Queue { most, waiting: BTreeMap::new(), open: BTreeMap::new(), pushes, pulls, is_leaving: false }
     }
 
-    /// Puts a segment behind the earlier ones of its call, all of one priority.
+    /// Adds a segment behind the earlier ones of its call. All segments of a call have one priority.
     pub(super) fn push(&mut self, priority: i32, item: PendingMessage) {
         self.waiting.entry((Reverse(priority), item.operation)).or_default().push_back(item);
     }
@@ -99,12 +100,12 @@ impl Queue {
         self.waiting.is_empty()
     }
 
-    /// Nothing is limited any more.
+    /// Removes the limit, because this worker leaves.
     pub(super) fn leave(&mut self) {
         self.is_leaving = true;
     }
 
-    /// Takes the segment that may be sent next, if any may.
+    /// Takes the segment that may be sent next, if there is one.
     pub(super) fn next(&mut self) -> Option<PendingMessage> {
         let (pushes, pulls) = (self.pushes.is_open(self.most), self.pulls.is_open(self.most));
         let may_leave = |(_, operation): &Position, items: &VecDeque<PendingMessage>| {
@@ -126,7 +127,7 @@ impl Queue {
         Some(item)
     }
 
-    /// A segment that was taken has been answered.
+    /// Records that a taken segment has been answered.
     pub(super) fn answered(&mut self, item: PendingMessage) {
         let Some(bytes) = item.answered_bytes else { return };
         let window = if item.is_pull { &mut self.pulls } else { &mut self.pushes };
@@ -161,7 +162,7 @@ mod tests {
         }
     }
 
-    /// All that may leave now.
+    /// Takes all messages that may leave now.
     fn taken(queue: &mut Queue) -> Vec<(u64, usize)> {
         std::iter::from_fn(|| queue.next()).map(|item| (item.operation, item.batch)).collect()
     }
@@ -196,7 +197,7 @@ mod tests {
             queue.push(0, item(operation, segment, whole));
         }
         assert_eq!(taken(&mut queue), [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (3, 0)]);
-        // The first call waits for a worker that waits for the second.
+        // The first call waits for a worker that waits for the second call.
         queue.answered(item(2, 0, whole));
         assert_eq!(taken(&mut queue), [(2, 1)]);
     }

@@ -1,8 +1,8 @@
 //! The start of a job: values leave when all workers are connected to all servers, when a node is lost, or
-//! after a moment in any case. A barrier leaves after the first messages of what was called before it.
+//! after a short time in any case. A barrier leaves after the first messages of all earlier calls.
 //!
-//! A connection that is made while first values fill a host's link is a slow one
-//! (`docs/decisions/server-window.md`). Nothing depends on the wait but the time of a step.
+//! A connection that is made while first values fill a host's link stays slow
+//! (`docs/decisions/server-window.md`). The wait affects nothing except the time of a step.
 
 use std::time::{Duration, Instant};
 
@@ -11,33 +11,33 @@ use ringpull_base::Result;
 use super::{Flush, Patience, WorkerLoop, count};
 use crate::message::ToScheduler;
 
-/// Values wait for so long at most, and for at most this part of the limits of other waits. In tests nothing
-/// else than what is tested ends the wait.
+/// The longest time for which values wait, and the greatest part of other waits' limits. In tests it is so
+/// long that only the tested event ends the wait.
 const MOST: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 3 });
 const PART: u32 = 4;
 
-/// Until this worker is connected to all servers, and while values wait until all workers are.
+/// The state until this worker is connected to all servers, and while values wait until all workers are.
 pub(super) struct StartState {
-    /// The time for which values wait at most, if they do.
+    /// The time until which values wait at most, if they wait.
     held_until: Option<Instant>,
-    /// Shows when this worker is connected to all servers.
+    /// The question whose answers show that this worker is connected to all servers.
     pub(super) flush: Flush,
     is_reported: bool,
-    /// Barriers that were called behind values which wait.
+    /// The barriers that were called after values that wait.
     barriers: Vec<u64>,
 }
 
 impl StartState {
     pub(super) fn new(patience: &Patience) -> Self {
-        // The silence is no longer than the time-out.
+        // The silence is not longer than the timeout.
         let held_until = Some(Instant::now() + MOST.min(patience.silence / PART));
         StartState { held_until, flush: Flush::default(), is_reported: false, barriers: Vec::new() }
     }
 }
 
 impl WorkerLoop {
-    /// Returns true if values wait for workers that are not connected yet. Tells the scheduler once this one
-    /// is: others wait for it even if it does not wait for them.
+    /// Returns true if values wait for workers that are not connected yet. Tells the scheduler when this
+    /// worker is connected, because others wait for it even if it does not wait for them.
     pub(super) fn is_connecting(&mut self) -> Result<bool> {
         let Some(connecting) = &mut self.connecting else { return Ok(false) };
         if !connecting.is_reported && connecting.flush.is_answered(&self.servers, &mut self.next) {
@@ -72,7 +72,8 @@ impl WorkerLoop {
         }
     }
 
-    /// Says that this worker has come to a barrier, or keeps that behind what was called before it.
+    /// Reports that this worker has come to a barrier, or keeps the report until the messages of earlier
+    /// calls have left.
     pub(super) fn come_to_barrier(&mut self, number: u64) -> Result<()> {
         let Some(connecting) = &mut self.connecting else { return self.send_barrier(number) };
         connecting.barriers.push(number);
@@ -140,7 +141,7 @@ mod tests {
         });
     }
 
-    /// A worker's first value leaves after this is done with the other worker, and not before.
+    /// Checks that a worker's first value leaves after `then` is done with the other worker, and not before.
     fn a_value_leaves(then: impl FnOnce(Link) -> Option<Link>) {
         with_a_server(|worker, server, other| {
             worker.submit(first_value()).unwrap();
@@ -153,7 +154,7 @@ mod tests {
         });
     }
 
-    /// What nothing comes in, and what comes comes in.
+    /// The time in which nothing must come.
     const SHORT: Duration = Duration::from_millis(200);
     const LONG: Duration = Duration::from_secs(20);
 
@@ -164,7 +165,7 @@ mod tests {
         Command::Run { key, layout, priority: 0, task }
     }
 
-    /// A server that this test plays.
+    /// A server that the test simulates.
     struct Played {
         listener: Listener,
         bell: Bell,
@@ -188,10 +189,10 @@ mod tests {
         }
     }
 
-    /// A job of a worker, another of which there is only its link to the scheduler, and a server. `test`
-    /// returns that link unless the other has left.
+    /// Runs `test` in a job of a worker, a server, and a second worker that has only its link to the
+    /// scheduler. `test` returns this link unless the second worker has left.
     fn with_a_server(test: impl FnOnce(&Worker, &Played, Link) -> Option<Link>) {
-        // Long enough that no wait ends by itself.
+        // The limit is so long that no wait ends by itself.
         let config = Config { silence: Duration::from_secs(1800), ..Config::default() };
         let root = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let dmlc = |role| Dmlc { role, root, num_workers: 2, num_servers: 1, node_host: None, preferred_rank: None };

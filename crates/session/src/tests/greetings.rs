@@ -1,4 +1,4 @@
-//! The first bytes of a connection, and frames, from any bytes at all.
+//! Reads any bytes as the first bytes of a connection, and as frames.
 
 use std::io::ErrorKind;
 
@@ -8,8 +8,8 @@ use crate::Limits;
 use crate::frames::{Frames, Incoming};
 use crate::handshake::{CHALLENGE, Client, Examination, HELLO, Hello, PROOF, Resumption, VERDICT, Verdict};
 
-/// Lets `bytes` speak as a client, as a server, and as a peer that was admitted, and lets a client and a
-/// server speak to each other. Bytes without proof of the secret must be refused.
+/// Reads `bytes` as the messages of a client, of a server, and of an admitted peer, and runs a handshake
+/// between a client and a server. Bytes without proof of the secret must be refused.
 ///
 /// # Panics
 ///

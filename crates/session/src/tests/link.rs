@@ -1,8 +1,8 @@
 //! The two ends of a session over a network in memory, for tests and fuzz targets.
 //!
 //! The listener's end is number 0. Each direction carries bytes in order and delays them for any time. A
-//! connection may break at any time at the other end, which loses the bytes on their way to it. That end
-//! greets again, while the listener's end may still read from the connection before.
+//! connection may break at any time at the other end, and the bytes on their way to that end are then lost.
+//! That end begins a new handshake, while the listener's end may still read from the old connection.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
@@ -25,9 +25,9 @@ pub enum LinkEvent {
     Confirm(usize),
     /// The end that connects finds the connection broken.
     Break,
-    /// It greets the listener, which begins another connection.
+    /// The end that connects greets the listener, which begins another connection.
     Greet,
-    /// It has read the answer, and begins that connection.
+    /// The end that connects has read the answer, and begins this connection.
     Welcome,
 }
 
@@ -194,7 +194,7 @@ impl Link {
         (0..2).all(|end| self.ends[end].frames.received == self.sent[1 - end])
     }
 
-    /// Lets everything arrive over the connection that there is, or another, which lasts.
+    /// Lets everything arrive, over the current connection or over a new one, which does not break.
     ///
     /// # Panics
     ///
@@ -218,7 +218,7 @@ impl Link {
     }
 }
 
-/// The frame of this number that this end sends: some have an empty part.
+/// Returns the frame with this number of this end. Some frames have an empty part.
 fn frame(end: usize, number: u64) -> Frame<Vec<u8>> {
     let fill = (number as u8).wrapping_mul(7).wrapping_add(end as u8);
     let part = |len: u64| vec![fill; len as usize];
@@ -230,11 +230,11 @@ mod unit_tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Explores every state, and from each the way to its end. A state is made again from the moves that led
-    /// to it.
+    /// Explores every state, and from each state lets everything arrive. A state is rebuilt from the moves
+    /// that led to it.
     ///
-    /// The faults that this has been seen to find: an `input` that is kept when another connection begins,
-    /// and frames that stay behind because `composed` is not counted down.
+    /// Faults that this test has found: an `input` that is kept when another connection begins, and frames
+    /// that are not sent because `composed` is not counted down.
     fn explore(frames: [u64; 2], breaks: usize) -> (usize, usize) {
         let mut seen = HashSet::new();
         let mut queue: VecDeque<(Vec<LinkEvent>, usize)> = VecDeque::from([(Vec::new(), 0)]);

@@ -1,4 +1,4 @@
-//! Tests, and those parts of them that fuzz targets run.
+//! Tests, and the parts of them that fuzz targets run.
 #![allow(unreachable_pub, missing_docs)]
 
 pub mod greetings;

@@ -28,7 +28,7 @@ const SETTINGS: Settings = Settings {
 
 type Received = (Arc<Session>, Frame<Vec<u8>>);
 
-/// Keeps what arrives, and ends the wait for it.
+/// Keeps received frames and events, and ends the wait for them.
 #[derive(Default)]
 struct Inbox {
     frames: Mutex<VecDeque<Received>>,
@@ -218,7 +218,7 @@ fn what_was_sent_before_a_close_arrives() {
     for number in 0..40 {
         connection.send(frame(number));
     }
-    // Who closes waits until its peer has read.
+    // The end that closes waits until its peer has read.
     std::thread::scope(|scope| {
         scope.spawn(|| connection.0.close(Duration::from_secs(10)));
         for number in 0..40 {
@@ -247,7 +247,7 @@ fn nodes_with_other_secrets_are_refused_and_both_ends_know_why() {
 
 #[test]
 fn a_server_without_the_secret_is_no_server() {
-    // It says whatever a server says, and admits everybody.
+    // It sends the messages of a server, and admits everybody.
     let foreign = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let to = foreign.local_addr().unwrap();
     let bell = Bell::default();
@@ -304,7 +304,8 @@ fn strangers_of_every_kind_delay_nobody_and_leave_nothing() {
             2 => b"RPULLC\x03\x01 half of a hello",
             _ => b"GET / HTTP/1.1\r\n\r\n",
         };
-        // Who comes when too many are there is turned away, perhaps before he knows that he is connected.
+        // A stranger that comes when there are too many is refused, perhaps before it knows that it is
+        // connected.
         let told = TcpStream::connect(address).and_then(|mut stranger| stranger.write_all(said).map(|()| stranger));
         strangers.extend(told);
     }
@@ -314,8 +315,8 @@ fn strangers_of_every_kind_delay_nobody_and_leave_nothing() {
     assert!(start.elapsed() < GREETING / 2, "{:?}", start.elapsed());
 }
 
-/// Not an end, which would say that the listener's process is gone: a node gives up after less than two
-/// seconds of these.
+/// The connection must not end cleanly, which would mean that the listener's process is gone: a node gives up
+/// after less than two seconds of clean ends.
 #[test]
 fn who_is_crowded_out_by_strangers_has_some_time_and_meets_a_broken_connection() {
     let (_listener, address) = listener(Some(secret("a")), &Bell::default());
@@ -328,7 +329,7 @@ fn who_is_crowded_out_by_strangers_has_some_time_and_meets_a_broken_connection()
     let mut crowd = Vec::new();
     while !said(io::ErrorKind::ConnectionReset, &first) {
         assert!(said(io::ErrorKind::WouldBlock, &first) && begun.elapsed() < GREETING / 2);
-        // Those that come too soon are turned away, in the same way.
+        // Connections that come too soon are refused in this way too.
         crowd.extend((0..100).filter_map(|_| TcpStream::connect(address).ok()));
     }
     assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
@@ -345,7 +346,7 @@ fn a_node_that_sends_more_than_was_agreed_is_cut_off() {
     assert!(listener.receive().is_none());
 }
 
-/// The listener answers each frame with much more, and the peer takes none of it.
+/// The listener answers each frame with much more data, and the peer reads none of it.
 #[test]
 fn a_peer_that_asks_and_does_not_read_is_not_read_any_more() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
@@ -353,7 +354,7 @@ fn a_peer_that_asks_and_does_not_read_is_not_read_any_more() {
     let connection = TestClient::open(target(address, b"node 1", None), &bell);
     let (mut sent, mut answered) = (0, 0);
     let mut quiet = Instant::now();
-    // What has been taken by nobody fills the peer's memory, then the sockets, and then the limit holds.
+    // Unread data fills the peer's memory and then the sockets, and then the limit holds.
     while quiet.elapsed() < Duration::from_secs(1) {
         while connection.has_room(8) && sent < 3000 {
             connection.send(Frame { header: Vec::new(), payload: vec![1; 1 << 10].into() });
@@ -480,7 +481,7 @@ fn what_a_connection_that_breaks_has_lost_of_the_last_frames_is_sent_again_befor
     assert_eq!(closing.join().unwrap(), 0, "all are confirmed");
 }
 
-/// The peer ends, or takes no more, without a word of the last frames.
+/// The peer ends, or reads no more, without confirming the last frames.
 #[test]
 fn close_counts_the_frames_that_nobody_has_confirmed() {
     for is_closed in [true, false] {
@@ -499,7 +500,7 @@ fn close_counts_the_frames_that_nobody_has_confirmed() {
     }
 }
 
-/// The listener is in the middle of frames that the peer has not read when that says goodbye.
+/// The listener is writing frames that the peer has not read when the peer says goodbye.
 #[test]
 fn a_goodbye_that_meets_a_half_written_frame_is_answered_behind_it() {
     for is_closing in [false, true] {
@@ -513,7 +514,7 @@ fn a_goodbye_that_meets_a_half_written_frame_is_answered_behind_it() {
         let (mut far, admitted) = connect(address, FIRST);
         assert_eq!(admitted.unwrap(), 0);
         let session = until(&bell, || listener.session(b"node"));
-        // More than the system takes. It has begun when the first byte is there.
+        // This is more than the system takes. The listener has begun to write when the first byte is there.
         for size in [64 << 20, 1] {
             assert!(session.send(Frame { header: Vec::new(), payload: vec![1; size].into() }));
         }
@@ -526,14 +527,14 @@ fn a_goodbye_that_meets_a_half_written_frame_is_answered_behind_it() {
             assert!(is_gone(&until(&bell, || bell.event())), "the process knows it at once");
             assert!(!session.send(frame(1)), "nobody wants it");
         }
-        // What it still had the peer did not want.
+        // The peer did not want the remaining frames.
         assert_eq!([(); 2].map(|()| read_numbers(&mut far).unwrap()), [(1, 0), (GOODBYE, 1)]);
         assert_eq!(far.read(&mut [0]).unwrap(), 0, "nothing follows");
         assert_eq!(closing.map(|closing| closing.join().unwrap()).unwrap_or_default(), 0);
     }
 }
 
-/// A close confirms all that was sent, also in the middle of a frame of the other end.
+/// A close confirms everything that was sent, even in the middle of a frame of the other end.
 #[test]
 fn close_counts_no_frame_that_has_arrived_at_a_peer_that_is_writing() {
     for _ in 0..20 {
@@ -551,7 +552,7 @@ fn close_counts_no_frame_that_has_arrived_at_a_peer_that_is_writing() {
     }
 }
 
-/// A peer that is lost without a word: its process has ended, so its port is closed.
+/// A peer is lost without a goodbye: its process has ended, so its port is closed.
 #[test]
 fn close_ends_when_the_peer_is_known_to_be_gone_and_not_at_its_limit() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
@@ -649,7 +650,7 @@ fn a_thread_of_connections_that_panics_is_one_error_at_once_and_both_ends_of_eac
     assert!(is_gone(&until(&server_bell, || listener.event())));
 }
 
-/// Whatever passes connections on may pass them to another process of the job.
+/// A proxy may pass connections on to another process of the job.
 #[test]
 fn a_process_of_the_job_that_is_not_the_one_which_was_wanted_is_refused_with_a_secret_and_without() {
     for secret in [None, Some(secret("a"))] {
@@ -663,7 +664,8 @@ fn a_process_of_the_job_that_is_not_the_one_which_was_wanted_is_refused_with_a_s
     }
 }
 
-/// After a reset nothing comes through for longer than a peer that has closed its connection is waited for.
+/// After a reset nothing comes through, for longer than the time limit for a peer that has closed its
+/// connection.
 #[test]
 fn a_connection_that_is_reset_while_there_is_no_way_is_made_again_when_there_is_one() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
@@ -702,8 +704,8 @@ fn connect(to: SocketAddr, resumption: Resumption) -> (TcpStream, Result<u64, Ha
 
 const FIRST: Resumption = Resumption { goes_on: false, attempt: 1, received: 0 };
 
-/// An end that only writes meets the reset first, and the reader sees a connection that was closed: even where a
-/// closed connection is the end of the peer.
+/// An end that only writes gets the reset first, and the reader then sees a closed connection. The peer must
+/// not count as gone, even with settings by which a closed connection is the end of the peer.
 #[test]
 fn a_reset_that_the_writer_meets_is_no_end_of_the_peer() {
     for _ in 0..20 {
@@ -732,8 +734,8 @@ fn a_reset_that_the_writer_meets_is_no_end_of_the_peer() {
     }
 }
 
-/// Each connection is closed while the ends greet each other, as a network may in every way: even where a
-/// closed connection is the end of the peer, it lives as long as its port is open.
+/// Each connection is closed during the handshake, as a network may do. Even with settings by which a closed
+/// connection is the end of the peer, the peer must count as alive while its port is open.
 #[test]
 fn a_handshake_that_is_cut_off_is_no_end_of_the_peer() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
@@ -756,7 +758,7 @@ fn a_handshake_that_is_cut_off_is_no_end_of_the_peer() {
     assert!(is_gone(&until(&bell, || connection.event())));
 }
 
-/// The acceptor has read the connection that a process made first after the one that it made later.
+/// The acceptor has read an earlier connection of a process after a later one.
 #[test]
 fn an_earlier_connection_replaces_no_later_one() {
     let bell = Bell::default();
@@ -769,7 +771,7 @@ fn an_earlier_connection_replaces_no_later_one() {
     later.read_exact(&mut [0; 32]).unwrap();
 }
 
-/// What passes connections on to a server, and breaks them.
+/// A proxy that passes connections on to a server, and breaks them.
 struct Network {
     address: SocketAddr,
     open: Arc<Mutex<Vec<TcpStream>>>,
@@ -827,7 +829,7 @@ impl Network {
         network
     }
 
-    /// Breaks what is open once this many more bytes have passed, or some time.
+    /// Breaks the open connections after this number of bytes has passed, or after some time.
     fn reset_after(&self, bytes: usize) {
         let limit = *self.moved.lock() + bytes;
         let start = Instant::now();
@@ -838,7 +840,7 @@ impl Network {
         *self.resets.lock() += 1;
     }
 
-    /// Resets what is open, at both ends, and lets nothing through until it is mended.
+    /// Resets the open connections at both ends, and lets nothing through until the network is mended.
     fn reset(&self) {
         *self.held.lock() = Some(Vec::new());
         for stream in self.open.lock().drain(..) {
@@ -870,7 +872,7 @@ impl Drop for Network {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever an admitted peer sends, the listener takes what is a frame and goes on.
+    /// Whatever an admitted peer sends, the listener takes valid frames and goes on.
     #[test]
     fn any_bytes_after_the_handshake_are_frames_or_the_end(
         bytes in proptest::collection::vec(prop_oneof![3 => Just(0u8), 2 => Just(1), 1 => any::<u8>()], 0..120),

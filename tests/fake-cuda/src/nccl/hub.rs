@@ -1,4 +1,4 @@
-//! The meeting of a communicator's ranks: those that have come, and the bytes that each gives to a
+//! The hub of a communicator's ranks: the ranks that have come, and the bytes that each gives to a
 //! collective.
 
 use std::collections::HashMap;
@@ -35,12 +35,12 @@ struct NcclRound {
 #[derive(Default)]
 struct HubState {
     size: usize,
-    /// Each rank's device, once it has come.
+    /// Each rank's device, after the rank has come.
     members: Vec<Option<usize>>,
     rounds: HashMap<u64, NcclRound>,
     /// The ranks that will send nothing more.
     parted: Vec<bool>,
-    /// Ranks that contradict each other, or one that is gone.
+    /// The error of ranks that contradict each other, or of a rank that is gone.
     failed: Option<c_int>,
 }
 
@@ -55,7 +55,7 @@ impl NcclHub {
         Arc::default()
     }
 
-    /// A rank comes. An error if it contradicts those that have come.
+    /// Records that a rank has come. Returns an error if it contradicts the ranks that have come.
     pub(super) fn expect(&self, rank: usize, size: usize, device: usize) -> Result<(), c_int> {
         let mut state = self.state.lock();
         if state.size == 0 {
@@ -72,7 +72,7 @@ impl NcclHub {
             twice.map(|other| format!("rank {other} and rank {rank} both have GPU {device}"))
         };
         if let Some(text) = wrong {
-            // Ranks that share a GPU may try: NCCL answers with an error, and they go another way.
+            // Ranks that share a GPU may try this: NCCL returns an error, and they use another route.
             if !text.contains("both have") {
                 report("wrong use of NCCL", &text);
             }
@@ -152,14 +152,14 @@ impl NcclHub {
         })
     }
 
-    /// `rank` sends nothing more. Waits until that is so of all.
+    /// Records that `rank` sends nothing more. Waits until this holds for all ranks.
     pub(super) fn part(&self, rank: usize, is_aborted: &AtomicBool) -> Result<(), c_int> {
         self.state.lock().parted[rank] = true;
         self.changed.notify_all();
         self.wait(is_aborted, |state| state.parted.iter().all(|parted| *parted).then_some(()))
     }
 
-    /// `rank` is gone: who waits for it gets an error, if it has not parted.
+    /// Records that `rank` is gone. If it has not parted, ranks that wait for it get an error.
     pub(super) fn lose(&self, rank: usize) {
         let mut state = self.state.lock();
         if !state.parted.get(rank).copied().unwrap_or(false) {

@@ -1,7 +1,7 @@
 //! The link of a rank to its hub: a call within the process, or a connection of the loopback.
 //!
-//! A message is a kind, five numbers and as many bytes as the last of them says; an answer is a code, a
-//! length and bytes.
+//! A message is a kind, five numbers, a length and bytes of this length. An answer is a code, a length and
+//! bytes.
 
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
@@ -37,7 +37,7 @@ impl Link {
         Link::Here(hub)
     }
 
-    /// Comes to the hub of this name. Waits for all ranks.
+    /// Connects to the hub of this id. Waits for all ranks.
     pub(super) fn to(id: &[u8; 128], [rank, size, device]: [usize; 3], is_aborted: &AtomicBool) -> Result<Self, c_int> {
         let text = String::from_utf8_lossy(id);
         let address: SocketAddr = text.trim_end_matches('\0').parse().map_err(|_| super::INVALID_ARGUMENT)?;
@@ -45,7 +45,7 @@ impl Link {
         stream.set_nodelay(true).map_err(|_| SYSTEM_ERROR)?;
         let other = stream.try_clone().map_err(|_| SYSTEM_ERROR)?;
         let link = Link::There { stream: Mutex::new(stream), other };
-        // Whoever aborts has no link yet whose connection it could end.
+        // A thread that aborts has no link yet that it could end.
         link.ask([JOIN, rank as u64, size as u64, device as u64, 0, 0, 0], &[], is_aborted)?;
         Ok(link)
     }
@@ -100,7 +100,7 @@ impl Link {
         }
     }
 
-    /// Ends it: nothing of this rank reaches the hub any more.
+    /// Ends the link. Nothing of this rank reaches the hub any more.
     pub(super) fn end(&self, rank: usize) {
         match self {
             Link::Here(hub) => hub.lose(rank),
@@ -127,7 +127,7 @@ fn read_numbers<const COUNT: usize>(from: &mut TcpStream) -> io::Result<[u64; CO
     Ok(numbers)
 }
 
-/// Listens for the ranks of `hub` for as long as the process lives; the name to come under.
+/// Listens for the ranks of `hub` as long as the process lives. Returns the hub's id.
 pub(super) fn serve(hub: Arc<NcclHub>) -> io::Result<[u8; 128]> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?.to_string();

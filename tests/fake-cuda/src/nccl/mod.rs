@@ -2,8 +2,8 @@
 //!
 //! The ranks of a communicator meet at a hub (`hub`): in this process for `ncclCommInitAll`, otherwise in the
 //! process that made the unique id, over a socket of the loopback (`link`). `sums` computes. A collective is
-//! work of the stream that it is put on; after a peer is lost it ends only when its communicator is aborted,
-//! as NCCL's kernels do.
+//! work of its stream. After a peer is lost it ends only when its communicator is aborted, like NCCL's
+//! kernels.
 #![allow(unsafe_code)]
 #![allow(non_snake_case, missing_docs, clippy::not_unsafe_ptr_arg_deref)]
 
@@ -75,7 +75,7 @@ pub(crate) struct NcclComm {
     rank: usize,
     size: usize,
     device: usize,
-    /// True if its ranks may be processes of their own.
+    /// True if the ranks may be different processes.
     is_joined: bool,
     /// The link to the others, once all have come.
     link: OnceLock<Link>,
@@ -88,7 +88,7 @@ pub(crate) struct NcclComm {
 }
 
 impl NcclComm {
-    /// Of ranks that have still to join, or of some that this process has together.
+    /// Returns a communicator of ranks that have yet to join, or of ranks that are all in this process.
     fn new(rank: usize, size: usize, device: usize, is_joined: bool) -> Arc<Self> {
         let state = AtomicI32::new(if is_joined { IN_PROGRESS } else { SUCCESS });
         let (link, is_aborted) = (OnceLock::new(), AtomicBool::new(false));
@@ -109,7 +109,7 @@ impl NcclComm {
         self.state.store(code, Ordering::Release);
     }
 
-    /// Waits as a kernel of NCCL does that its peers never answer.
+    /// Waits like a kernel of NCCL whose peers never answer.
     fn await_abort(&self) {
         while !self.is_aborted() {
             thread::sleep(LOOK);
@@ -163,7 +163,7 @@ thread_local! {
     static GROUP: RefCell<NcclGroup> = RefCell::default();
 }
 
-/// Does `pending` now, or at the end of the group that was begun.
+/// Does `pending` now, or at the end of the group if one was begun.
 fn put(pending: GroupedCall) {
     let alone = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
@@ -258,7 +258,7 @@ fn run(
     finish(Ok(()))
 }
 
-/// Queues a collective; a wrong one fails its group.
+/// Queues a collective. A wrong collective fails its group.
 fn collective(prepared: Outcome<GroupedCall>) -> Outcome<()> {
     prepared.map(put).inspect_err(|code| GROUP.with_borrow_mut(|group| group.failed = group.failed.or(Some(*code))))
 }
@@ -461,7 +461,7 @@ entries! {
             Ok((std::mem::take(&mut group.pending), group.failed.take().or(calls::failed_in_group())))
         })?;
         if let Some(code) = failed {
-            // None of a group that holds a wrong call is done.
+            // If a group has a wrong call, none of its calls is done.
             return Err(code);
         }
         let joining = |one: &GroupedCall| match one {

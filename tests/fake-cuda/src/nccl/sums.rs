@@ -1,5 +1,6 @@
-//! The computing of collectives: their lengths, and the sum in the order of the ranks. A half is rounded
-//! after every addition, as where each rank adds its own to what arrives.
+//! The computing of collectives: their lengths, and the sum in the order of the ranks. A float16 or bfloat16
+//! sum is rounded after every addition, as in a ring, where each rank adds its own value to the one that
+//! arrives.
 
 use std::ffi::c_int;
 
@@ -23,7 +24,7 @@ impl ElementKind {
         ElementKind::Broadcast,
     ];
 
-    /// The bytes that a rank sends and receives, where a call counts `len`.
+    /// The bytes that a rank sends and receives in a call whose count amounts to `len` bytes.
     pub(super) fn lengths(self, len: usize, size: usize) -> (usize, usize) {
         match self {
             ElementKind::ReduceScatter => (len * size, len),
@@ -40,7 +41,7 @@ impl ElementKind {
         self != ElementKind::Reduce || rank == root
     }
 
-    /// Returns the bytes that rank `rank` receives of those that all have given.
+    /// Returns the bytes that rank `rank` receives if the ranks have given `given`.
     pub(super) fn result(self, dtype: c_int, given: &[&[u8]], root: usize, rank: usize) -> Vec<u8> {
         match self {
             ElementKind::AllReduce | ElementKind::Reduce => sum(dtype, given),
@@ -55,7 +56,7 @@ impl ElementKind {
     }
 }
 
-/// The bytes of an element of a type that we use.
+/// The bytes of an element, for the types that ringpull uses.
 pub(super) fn size_of(dtype: c_int) -> Option<usize> {
     Some(match dtype {
         0 | 1 => 1,

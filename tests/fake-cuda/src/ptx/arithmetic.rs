@@ -1,6 +1,6 @@
 //! The instructions by their names, as a GPU computes them: a NaN that arithmetic makes is the canonical one,
-//! and halves are rounded to nearest even.
-// One macro has the casts of all widths; what is true of a NaN too is the opposite of a comparison.
+//! and f16 and bf16 are rounded to nearest even.
+// One macro has the casts of all widths. Comparisons that are true for a NaN are written as negations.
 #![allow(clippy::cast_lossless, clippy::unnecessary_cast, clippy::neg_cmp_op_on_partial_ord)]
 
 use half::{bf16, f16};
@@ -151,7 +151,7 @@ fn integers(name: &str, kind: &str) -> Option<Two> {
         "xor" => of!(T => |a, b| a ^ b),
         "min" => of!(T => |a, b| (a as T).min(b as T)),
         "max" => of!(T => |a, b| (a as T).max(b as T)),
-        // Beyond its width a value is all sign, or all zeros.
+        // Shifted beyond its width, a value is only sign bits or zeros.
         "shr" => of!(T => |a, b| i128::from(a as T) >> (b as u32).min(64)),
         _ => return None,
     })
@@ -173,7 +173,7 @@ fn compare(how: &str, kind: &str) -> Option<Two> {
     })
 }
 
-/// Comparisons that end in `u` are true of a NaN, the others are false.
+/// Comparisons that end in `u` are true for a NaN, and the others are false.
 macro_rules! compare_floats {
     ($function:ident, $of:ident) => {
         fn $function(how: &str) -> Option<Two> {
@@ -215,7 +215,8 @@ pub(super) fn three(name: &str, kinds: &[&str]) -> Option<Three> {
     })
 }
 
-/// Four bytes of eight, each chosen by four bits, whose highest asks for the byte's sign instead.
+/// Selects four bytes of eight. Each is chosen by four bits, and the highest of these bits asks for the
+/// byte's sign instead.
 fn permute(a: u64, b: u64, selector: u64) -> u64 {
     let bytes = (u64::from(b as u32) << 32) | u64::from(a as u32);
     (0..4).fold(0, |result, place| {

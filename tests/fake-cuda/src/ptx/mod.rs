@@ -1,8 +1,8 @@
-//! Kernels as NVRTC compiles them: PTX is read once into a compact form (`parse`, with what each instruction
-//! computes in `arithmetic`) and then run thread by thread (`run`).
+//! Kernels as NVRTC compiles them: PTX is read once into a compact form (`parse`, with the instructions in
+//! `arithmetic`) and then run thread by thread (`run`).
 //!
-//! Only what our kernels use is known. An instruction that is not known is an error when the module is
-//! loaded, as an invalid PTX is to the driver.
+//! Only the instructions of our kernels are implemented. An unknown instruction is an error when the module
+//! is loaded, like invalid PTX for the driver.
 
 mod arithmetic;
 mod parse;
@@ -48,7 +48,7 @@ pub(crate) struct PtxKernel {
 }
 
 impl PtxKernel {
-    /// A kernel whose name alone is known.
+    /// Returns a kernel of which only the name is known.
     pub(crate) fn named(name: String) -> Self {
         PtxKernel {
             name,
@@ -131,5 +131,5 @@ enum Operation {
     Return,
 }
 
-/// The begin of a thread's own memory in its address space: beyond every address of a process.
+/// The beginning of a thread's own memory in its address space, beyond every address of a process.
 const LOCAL: u64 = 1 << 62;

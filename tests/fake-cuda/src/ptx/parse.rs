@@ -1,14 +1,14 @@
 //! PTX to [`PtxKernel`]s.
 //!
-//! The text is cut into statements; a register gets its place in the file when its name is first seen, and so
-//! does a constant, so that an instruction has registers alone.
+//! The text is cut into statements. A register gets its index in the file when its name is first seen, and so
+//! does a constant, so that instructions have only registers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Instruction, Kernels, LOCAL, Operation, PtxKernel, PtxParameter, Register, Space, Special, arithmetic};
 
-/// The kernels of a module; what is wrong with it if something is.
+/// Returns the kernels of a module, or a text with its fault.
 pub(crate) fn module(text: &str) -> Result<Kernels, String> {
     let text = without_comments(text);
     let is_64_bit = text.contains(".address_size 64");
@@ -177,8 +177,8 @@ impl Builder {
             }
             _ => {}
         }
-        // Two kinds for a conversion, one for all else; what stands between is part of the name or
-        // changes nothing.
+        // A conversion has two kinds, and any other instruction has one. The parts in between belong to the
+        // name or change nothing.
         let kinds = if parts[0] == "cvt" { 2 } else { 1 };
         let (words, kinds) = parts.split_at(parts.len().saturating_sub(kinds));
         let harmless = |word: &&&str| !matches!(**word, "rn" | "to" | "global" | "local");
@@ -306,7 +306,7 @@ impl Builder {
     }
 }
 
-/// Returns the special register of this name; an error for one that the double does not have.
+/// Returns the special register of this name, or an error if it is not implemented.
 fn special(name: &str) -> Result<Option<Special>, String> {
     let Some((register, axis)) = name.split_once('.') else {
         let is_ours = name == "_" || name.ends_with(|last: char| last.is_ascii_digit()) || name.starts_with("%SP");
@@ -317,7 +317,7 @@ fn special(name: &str) -> Result<Option<Special>, String> {
     found.map(Some).ok_or_else(|| format!("the double does not know {name}"))
 }
 
-/// The operands, which commas outside of brackets part.
+/// Splits the operands at commas outside of brackets.
 fn split(operands: &str) -> Vec<&str> {
     let (mut found, mut depth, mut start) = (Vec::new(), 0, 0);
     for (place, character) in operands.char_indices() {

@@ -1,14 +1,14 @@
 //! A kernel's grid, run thread by thread.
 //!
-//! The threads of a grid run one after the other, each to its end: our kernels have no barriers, and where
-//! the order of two threads would matter, a GPU gives no order either.
+//! The threads of a grid run one after the other, each to its end: our kernels have no barriers, and a GPU
+//! does not define the order of threads either.
 #![allow(unsafe_code)]
 // Addresses are checked to be multiples of what is accessed.
 #![allow(clippy::cast_ptr_alignment)]
 
 use super::{Instruction, LOCAL, Operation, PtxKernel, Register, Space};
 
-/// Why a kernel was ended: what a GPU does is an illegal or a misaligned address.
+/// The reason that a kernel was ended. A GPU would report an illegal or a misaligned address.
 pub(crate) enum Fault {
     Illegal(String),
     Misaligned(String),

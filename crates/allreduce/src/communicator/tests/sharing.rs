@@ -55,8 +55,8 @@ fn input<T: Element>(rank: usize, element: usize) -> T {
     T::from_f64(((rank * 3 + element * 7) % 11) as f64)
 }
 
-/// Sums `len` elements several times over, and checks them; `is_shared` says which ranks' buffers are in an
-/// arena.
+/// Sums `len` elements several times, and checks the sums. `is_shared` returns true for the ranks with
+/// buffers in an arena.
 fn check(hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) -> bool + Sync) {
     for reads in [false, true] {
         check_by(reads, hosts, dtype, len, &is_shared);
@@ -186,7 +186,7 @@ fn an_alltoall_in_shared_memory_has_blocks_of_any_lengths_and_says_which_do_not_
     for (reads, size, len) in
         cases.into_iter().flat_map(|(reads, size)| [1, 700, 200_000].map(|len| (reads, size, len)))
     {
-        // Nothing for some, and for all from the last rank.
+        // Some blocks are empty, and all blocks from the last rank.
         let count = |from: usize, to: usize| if from + 1 == size { 0 } else { len * ((from + 2 * to) % 3) };
         let lens = |counts: &dyn Fn(usize) -> usize| (0..size).map(|other| 8 * counts(other)).collect::<Vec<_>>();
         for shared in [|_: usize| true, |_: usize| false, |rank: usize| rank == 1] {
@@ -231,8 +231,7 @@ fn memory_that_one_rank_cannot_use_is_an_error_on_all() {
         let ranks = world_on(&[0; 3]).into_iter().enumerate().map(|(rank, end)| {
             scope.spawn(move || {
                 let mut comm = Communicator::new(Box::new(end), 0, config, stop()).unwrap();
-                // SAFETY: new memory, of which rank 1's part has a hole that only the others look into; it
-                // stays.
+                // SAFETY: new memory that stays. Rank 1's part has a hole, and only the other ranks read it.
                 let outcome = unsafe {
                     let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
                     let start = libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0);
@@ -291,7 +290,7 @@ fn an_ordered_sum_has_the_same_bits_wherever_the_ranks_run() {
     }
 }
 
-/// The memory of the others is never freed: peers and transports may still use it.
+/// The memory of the other ranks is never freed, because peers and transports may still use it.
 #[test]
 fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
     let config = Config { timeout: Duration::from_millis(300), ..Config::default() };

@@ -1,11 +1,11 @@
-//! The error for calls of one operation that differ between ranks.
+//! The error for an operation that ranks have called differently.
 
 use ringpull_base::{Error, INIT_ALIKE};
 
 use crate::progress::agreement::PendingOperation;
 use crate::progress::messages::{Call, Operation, Sums, Terms, Topic};
 
-/// The error for an operation that two ranks have called differently.
+/// Returns the error for an operation that two ranks have called differently.
 pub(super) fn disagreement(pending: &PendingOperation) -> Error {
     let (_, first) = pending.first();
     let alike = |are: fn(&Call, &Call) -> bool| pending.made().all(|(_, call)| are(call, first));
@@ -22,7 +22,7 @@ pub(super) fn disagreement(pending: &PendingOperation) -> Error {
     } else if matches!(first.topic, Topic::Message(_)) {
         (
             |call| format!("{} of {}", call.operation, call.terms),
-            "receive as many elements of a dtype as are sent, and give messages that differ tags of their own",
+            "receive the dtype and the number of elements that are sent, and give different messages different tags",
         )
     } else if first.topic.is_collective() {
         (

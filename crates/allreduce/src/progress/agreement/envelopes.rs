@@ -1,13 +1,15 @@
 //! Pairs sends and receives.
 //!
 //! The rule is MPI's. Rank 0 has the calls of each rank in the order in which the rank made them. A receive
-//! from a named rank takes the first message of that rank that is left. A receive from any rank takes the
-//! message that was announced first. A message goes to the first receive of its destination that takes it,
-//! whether that receive names the sender or not. So messages with one tag from one rank to another do not
-//! overtake each other. Rank 0 decides once which message a receive gets, and both ends follow its decision.
-//! If two ranks send to a receive from any rank, the rank whose call comes to rank 0 first is the sender.
+//! from a named rank takes the first message of that rank that no other receive has taken. A receive from any
+//! rank takes the message that was announced first. A message goes to the first receive of its destination
+//! that takes it, whether that receive names the sender or not. So messages with one tag from one rank to
+//! another do not overtake each other. Rank 0 decides once which message a receive gets, and both ends follow
+//! its decision. If two ranks send and one receive from any rank waits, it gets the message whose call
+//! reaches rank 0 first.
 //!
-//! A rank counts its sends and receives, and a launch names each end's call by that end's count.
+//! A rank counts its sends and receives. A launch identifies the call of each of the two ranks by that rank's
+//! count.
 
 use ringpull_base::Error;
 
@@ -70,7 +72,7 @@ impl Agreement {
         envelope.among.clone().unwrap_or_else(|| (0..self.size).collect())
     }
 
-    /// Returns the call of the other end, if it was made.
+    /// Returns the matching call of the other rank, if it was made.
     fn counterpart(&self, envelope: &Envelope) -> Option<CallName> {
         let of = |rank: usize, peer: Peering| Topic::Message(Envelope { rank, peer, ..envelope.clone() });
         let own = envelope.rank;
@@ -87,7 +89,7 @@ impl Agreement {
         }
     }
 
-    /// The first of these calls that is left.
+    /// Returns the first call on this topic that is not yet paired.
     fn first(&self, topic: Topic) -> Option<(CallName, &PendingOperation)> {
         let (name, pending) = self.of_sets.range((topic.clone(), 0)..=(topic, u64::MAX)).next()?;
         Some((name.clone(), pending))

@@ -7,8 +7,8 @@ use crate::progress::messages::{Stuck, Topic};
 
 /// The time without any change on a rank, in seconds, after which the rank reports that it stands still.
 pub const STILL_S: f64 = 2.0;
-/// The time, in seconds, that every rank must have waited before a deadlock is certain. An order or a call
-/// that is on its way ends such a wait.
+/// The time, in seconds, that every rank must have waited before a deadlock is certain. Until then, an order
+/// or a call that is on its way may end the wait.
 const CERTAIN_S: f64 = 2.0;
 
 /// An operation that some ranks wait for and others have not called.
@@ -16,13 +16,13 @@ const CERTAIN_S: f64 = 2.0;
 pub struct LateCall {
     /// The operation.
     pub operation: String,
-    /// Its key.
+    /// The operation's key.
     pub key: Key,
     /// A rank that waits.
     pub rank: usize,
     /// The ranks that have not called it.
     pub missing: Vec<usize>,
-    /// The time since which it waits, in seconds.
+    /// The time since which the rank waits, in seconds.
     pub since_s: f64,
 }
 
@@ -36,8 +36,8 @@ impl LateCall {
 impl Agreement {
     /// Returns an error if some call has stayed alone for longer than the limit.
     pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
-        // The outstanding call comes first: others may not have called something else because they wait
-        // for it.
+        // The outstanding call is reported first, because other ranks may lack other calls only because they
+        // wait for it.
         if let Some(late) = self.late_in_cycle().find(|late| now_s - late.since_s > self.limit_s) {
             return Err(late.error(now_s, String::new()));
         }
@@ -57,7 +57,7 @@ impl Agreement {
         }
     }
 
-    /// Returns the operation that ranks have waited for longest.
+    /// Returns the operation for which ranks have waited longest.
     pub fn late(&self) -> Option<LateCall> {
         let pending = self.waiting().map(|pending| self.late_for(pending));
         let pending = pending.filter(|late| !late.missing.is_empty());
@@ -77,14 +77,15 @@ impl Agreement {
         })
     }
 
-    /// Records that a rank waits in a call for an operation that cannot begin, or that it no longer does.
+    /// Records that a rank waits in a call for an operation that cannot begin. `None` records that it no
+    /// longer waits.
     pub fn stuck(&mut self, rank: usize, stuck: Option<Stuck>, now_s: f64) {
         self.stuck[rank] = stuck.map(|stuck| (stuck, now_s));
     }
 
-    /// Returns an error if the ranks are in a deadlock. They are if some call is missing and every rank that
-    /// has not left has waited for `CERTAIN_S` and had received all the `orders` that were sent to it. Some
-    /// of the ranks are in a deadlock if each of them waits only for calls of the others.
+    /// Returns an error if the ranks are in a deadlock. That is so if some call is missing, and every rank
+    /// that has not left has waited for `CERTAIN_S` and has received all the `orders` that were sent to it.
+    /// Some of the ranks are in a deadlock if each of them waits only for calls of the others.
     pub fn check_deadlock(&self, orders: &[u64], now_s: f64) -> Result<(), Error> {
         let ranks = || (0..self.size).filter(|rank| !self.left.contains(rank));
         let waits = ranks().map(|rank| self.awaits(rank).filter(|_| self.is_stuck(rank, orders, now_s)));
@@ -94,9 +95,9 @@ impl Agreement {
         waits.map_or(Ok(()), |waits| Err(Error::Deadlock { waits }))
     }
 
-    /// Returns the ranks of process sets that wait for each other: each operation that one of them has
-    /// called, and that has not begun, lacks the call of another of them. The other ranks may go on, and
-    /// never call it.
+    /// Returns ranks of process sets that wait for each other in a circle: each operation that one of them
+    /// has called and that has not begun lacks the call of another of them. Ranks outside the circle may go
+    /// on without calling it.
     fn circle(&self, orders: &[u64], now_s: f64) -> Option<Vec<(usize, String)>> {
         if self.of_sets.is_empty() {
             return None;
@@ -119,17 +120,17 @@ impl Agreement {
         waits.filter(|waits| !waits.is_empty())
     }
 
-    /// Records that messages of MPI are under way on a rank and none has moved for [`STILL_S`], or that they
-    /// move again.
+    /// Records that a rank has messages of MPI under way and that none has moved for [`STILL_S`]. If
+    /// `is_still` is false, records that they move again.
     pub fn data_still(&mut self, rank: usize, is_still: bool, now_s: f64) {
         self.still_s[rank] = is_still.then_some(now_s - STILL_S);
     }
 
-    /// Returns the ranks that wait for data of MPI that does not come, in sums that all have called. Each of
-    /// them has seen no message move for `limit_s`, and every other rank that has not left waits for a call.
-    /// While ranks may be behind in a frozen cycle, they may still have to send its data: then every rank
-    /// must wait for a call. The limit counts from `heard_s`, the time at which some rank was last silent for
-    /// a while: after a link was down, TCP waits at most as long again before it resends.
+    /// Returns the ranks that wait in vain for data of MPI, in sums that all have called. Each of them has
+    /// seen no message move for `limit_s`, and every other rank that has not left waits for a call. Ranks
+    /// that are behind in a frozen cycle may still have to send its data, so while that is possible every
+    /// rank must wait for a call. The limit counts from `heard_s`, the end of the last time in which some
+    /// rank was silent: if a link was down, TCP waits at most as long as the link was down before it resends.
     pub fn lost_data(&self, orders: &[u64], now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
         let all_have_called =
             matches!(self.phase, AgreementPhase::Open) && self.outstanding.iter().all(Option::is_none);
@@ -144,7 +145,7 @@ impl Agreement {
         (!awaiting.is_empty() && ranks().all(expects)).then_some(awaiting)
     }
 
-    /// Returns true if a rank has waited for `CERTAIN_S` and had received all the `orders` that were sent to
+    /// Returns true if a rank has waited for `CERTAIN_S` and has received all the `orders` that were sent to
     /// it.
     fn is_stuck(&self, rank: usize, orders: &[u64], now_s: f64) -> bool {
         let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders[rank] && now_s - since_s >= CERTAIN_S;
@@ -152,7 +153,8 @@ impl Agreement {
     }
 
     /// Returns this rank and the operation that it waits for, in the form of [`Error::Deadlock`]. Returns
-    /// none if the rank waits for the data of a sum that all have called: a slow link may be the cause.
+    /// `None` if the rank waits for the data of a sum that all have called, because a slow link may be the
+    /// cause.
     fn awaits(&self, rank: usize) -> Option<(usize, String)> {
         let is_alone = |pending: &&PendingOperation| pending.call(rank).is_some() && !self.lacking(pending).is_empty();
         let outstanding = || {
@@ -189,9 +191,9 @@ impl Agreement {
         now_s - pending.since_s > self.limit_s && !self.lacking(pending).is_empty()
     }
 
-    /// Returns the operation that a rank missing in the barrier itself waits for, or else the barrier. The
-    /// ranks in the barrier are often the very ranks that have not called that operation, and may have come
-    /// to the barrier first.
+    /// If a rank that is missing in the barrier waits for another operation, returns that operation.
+    /// Otherwise returns the barrier. Often the ranks in the barrier are those that have not called the
+    /// operation, although they may have called the barrier first.
     fn behind_barrier<'a>(&'a self, barrier: &'a PendingOperation) -> &'a PendingOperation {
         let awaited = self.lacking(barrier);
         let is_held = |pending: &PendingOperation| awaited.iter().any(|rank| pending.call(*rank).is_some());
@@ -201,8 +203,8 @@ impl Agreement {
         held.next().unwrap_or(barrier)
     }
 
-    /// Describes an operation that one of these ranks has called and others have not: two ranks may wait for
-    /// each other.
+    /// Describes an operation that one of these ranks has called and others have not, because two ranks may
+    /// wait for each other.
     fn wait_of(&self, ranks: &[usize]) -> Option<String> {
         let of = |pending: &PendingOperation| ranks.iter().copied().find(|rank| pending.call(*rank).is_some());
         self.waiting().find_map(|pending| {
@@ -220,12 +222,12 @@ impl Agreement {
         Some(format!("{} of key {}", call.operation, call.topic.key()))
     }
 
-    /// Records the error that a rank would end with, if it ended now.
+    /// Records the error with which a rank would end if it ended now.
     pub fn failing(&mut self, rank: usize, why: Option<String>) {
         self.failing[rank] = why;
     }
 
-    /// The error that a rank has last reported it would end with.
+    /// Returns the error with which a rank would end, as it reported last.
     pub fn why(&self, rank: usize) -> Option<&str> {
         self.failing[rank].as_deref()
     }

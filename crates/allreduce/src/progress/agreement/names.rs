@@ -1,12 +1,12 @@
-//! Forgets the names of old collectives, so that a job which gives each collective a name of its own does not
-//! grow.
+//! Forgets the names of old collectives, so that the memory of a job that gives each collective a new name
+//! does not grow.
 //!
-//! Every rank counts its calls of each name, and the count tells its calls of one name apart. Rank 0 picks
-//! names to forget when there are many: those that were called longest ago and of which no call is pending.
-//! Every rank has made equally many calls of such a name. It sends the names with these counts
-//! ([`Order::Forget`]), and each rank subtracts them. A call that a rank had sent before has the old count.
-//! Messages of a rank keep their order, so rank 0 subtracts from its calls until the rank has answered
-//! ([`forgot`](Agreement::forgot)).
+//! Every rank counts its calls of each name, and the count distinguishes its calls of one name. When there
+//! are many names, rank 0 picks names to forget: those that were called longest ago and have no pending call.
+//! All ranks have made the same number of calls of such a name. Rank 0 sends the names with these numbers
+//! ([`Order::Forget`]), and each rank subtracts them from its counts. Calls that a rank sent before it
+//! received the order have old counts. The messages of a rank keep their order, so rank 0 subtracts the
+//! number from the counts of a rank's calls until the rank has answered ([`forgot`](Agreement::forgot)).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,14 +20,14 @@ const MOST: usize = 1024;
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Names {
     most: usize,
-    /// For each name: the number of calls that every rank has made, and the number of launches after which
-    /// the last of them was launched.
+    /// For each name: the number of calls that each rank has made, and the number of all launches when the
+    /// last call of the name was launched.
     known: BTreeMap<Topic, (u64, u64)>,
     launches: u64,
     /// The number of launches at which names to forget are searched again.
     next_look: u64,
     forgotten: BTreeMap<Topic, u64>,
-    /// The ranks that have not answered.
+    /// The ranks that have not answered the last order.
     awaited: BTreeSet<usize>,
 }
 
@@ -47,13 +47,13 @@ impl Names {
         }
     }
 
-    /// Removes a topic that is part of a cycle, because launches are not counted in a cycle.
+    /// Removes a topic that is part of a cycle, because launches in a cycle are not counted.
     pub(super) fn is_frozen(&mut self, topic: &Topic) {
         self.known.remove(topic);
     }
 
-    /// Subtracts the forgotten calls from a call's ordinal, if the rank had not forgotten them when it
-    /// called.
+    /// Subtracts the number of forgotten calls from a call's ordinal, if the rank made the call before it
+    /// forgot them.
     pub(super) fn count(&self, rank: usize, call: &mut Call) {
         if self.awaited.contains(&rank)
             && let Some(made) = self.forgotten.get(&call.topic)
@@ -71,7 +71,7 @@ impl Agreement {
         if !is_due || !self.left.is_empty() {
             return None;
         }
-        // A name of all ranks may be part of a cycle, or be left to begin when one was stopped.
+        // A name of all ranks may be part of a cycle, or may still have to begin after a cycle was stopped.
         let is_open = matches!(self.phase, AgreementPhase::Open)
             && self.outstanding.iter().all(Option::is_none)
             && self.joined.is_empty();

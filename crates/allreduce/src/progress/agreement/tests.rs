@@ -1,5 +1,5 @@
-//! Tests the table of calls, call by call. Freezing is tested where ranks call together, in
-//! `tests::schedule`.
+//! Tests the table of calls, call by call. Freezing is tested in `tests::schedule`, where ranks call
+//! together.
 
 use super::*;
 use ringpull_base::DType;
@@ -108,7 +108,7 @@ fn a_rank_that_left_fails_those_who_wait_for_it_at_once() {
     assert!(text.contains("same number of steps"), "{text}");
 }
 
-/// The others wait for data of the cycle, and have nothing else to call.
+/// The other ranks wait for data of the cycle, and have nothing else to call.
 #[test]
 fn a_rank_that_leaves_without_what_others_began_of_a_stopped_cycle_is_an_error_at_once() {
     let mut table = Agreement::new(2, 1800.0, 1000);
@@ -171,7 +171,7 @@ fn a_cycle_that_stood_still_twice_is_the_last() {
         };
         assert_eq!(freezes(&mut table, 0..2), 1);
         stop(&mut table, 1);
-        // All may have paused there.
+        // All ranks may have paused there.
         assert_eq!(freezes(&mut table, 2..40), 1);
         stop(&mut table, 2);
         assert_eq!(freezes(&mut table, 40..120) > 0, waited_s.is_none());
@@ -217,8 +217,8 @@ fn stuck(orders: u64) -> Stuck {
     Stuck { orders, has_begun: true, site: None }
 }
 
-/// A link is down in a frozen step: rank 0 has begun the next one, and the others still wait for data of this
-/// one.
+/// A link is down in a frozen step. Rank 0 has begun the next step, and the others still wait for data of
+/// this step.
 #[test]
 fn ranks_that_wait_for_data_are_no_deadlock() {
     let mut table = Agreement::new(3, 1800.0, 1000);
@@ -235,12 +235,12 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
     assert_eq!(table.late().map(|late| late.missing), Some(vec![1]));
     (0..3).for_each(|rank| table.stuck(rank, Some(stuck(5)), 5.0));
     assert_eq!(table.check_deadlock(&[5; 3], 100.0), Ok(()));
-    // Without anything that has begun there is no data to come.
+    // If nothing has begun, no data can come.
     (1..3).for_each(|rank| table.stuck(rank, Some(Stuck { has_begun: false, ..stuck(5) }), 5.0));
     let text = table.check_deadlock(&[5; 3], 100.0).unwrap_err().to_string();
     assert!(text.contains("rank 1 waits for what comes after push of key 1, which it has not called itself"), "{text}");
     (1..3).for_each(|rank| table.stuck(rank, Some(stuck(5)), 5.0));
-    // Rank 0 waits for a call of theirs, and they for data: after the limit that is lost.
+    // Rank 0 waits for a call of ranks 1 and 2, and these wait for data. After the limit the data is lost.
     (1..3).for_each(|rank| table.data_still(rank, true, 4.0));
     assert_eq!(table.lost_data(&[5; 3], 31.9, 30.0, 0.0), None);
     assert_eq!(table.lost_data(&[5; 3], 32.0, 30.0, 0.0), Some(vec![1, 2]));
@@ -253,7 +253,7 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
     assert_eq!(
         table.lost_data(&[5; 3], 100.0, 30.0, 0.0),
         None,
-        "rank 2 computes, and may have to call what they wait for"
+        "rank 2 computes, and may still call the operation that the others wait for"
     );
 }
 
@@ -271,7 +271,7 @@ fn data_of_sums_that_all_have_called_is_lost_also_while_they_compute() {
     assert_eq!(table.lost_data(&[1; 3], 100.0, 30.0, 0.0), None, "it moves again");
 }
 
-/// A call without a name of a communicator, of its ranks in `set` or of all.
+/// A call without a name on a communicator of the ranks in `set`, or of all ranks.
 fn collective(set: Option<&[usize]>, ordinal: u64, dtype: DType) -> Call {
     let topic = Topic::Collective { comm: 0, set: set.map(<[usize]>::to_vec), name: None };
     Call { topic, operation: Operation::Collective("allreduce".to_owned()), ..call(0, ordinal, dtype) }
@@ -287,10 +287,10 @@ fn a_set_launches_when_its_own_ranks_have_called_it_by_numbers_of_its_own() {
     assert!(!Order::Launch(Launch { call: None, ..launch }).concerns(1));
     (0..2).for_each(|rank| assert_eq!(table.call(rank, call(1, 0, DType::F32), 0.0), Ok(vec![])));
     assert_eq!(launched(table.call(2, call(1, 0, DType::F32), 0.0)).number, 1);
-    // A rank that is not of it, and one that does not exist.
+    // A rank outside the set, and a rank that does not exist.
     assert!(table.call(1, collective(set, 1, DType::F32), 0.0).is_err());
     assert!(table.call(0, collective(Some(&[0, 3]), 0, DType::F32), 0.0).is_err());
-    // The ranks that have not called it are named, though other ranks have nothing to do with it.
+    // The error names the ranks of the set that have not called it, and no others.
     assert_eq!(table.call(2, collective(set, 1, DType::F32), 0.0), Ok(vec![]));
     let error = table.check_time(11.0).unwrap_err();
     assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[0]), "{error}");
@@ -360,7 +360,7 @@ fn ranks_of_sets_that_wait_for_each_other_are_in_a_deadlock_while_another_goes_o
     let text = table.check_deadlock(&[5; 3], 10.0).unwrap_err().to_string();
     assert!(text.contains("rank 0 waits") && text.contains("rank 1 waits") && !text.contains("rank 2 waits"), "{text}");
     assert_eq!(table.check_deadlock(&[5, 6, 5], 10.0), Ok(()), "an order is on its way to rank 1");
-    // A call that the third rank may still make ends one of the waits.
+    // A call that the third rank may still make would end one of the waits.
     let third = Some(&[0, 2][..]);
     assert_eq!(table.call(0, collective(third, 0, DType::F32), 0.0), Ok(vec![]));
     assert_eq!(table.check_deadlock(&[5; 3], 10.0), Ok(()));
@@ -397,7 +397,7 @@ fn a_receive_from_any_rank_takes_what_was_announced_first_and_each_ranks_message
     }
     let mut receive = |ordinal, peer| ends(table.call(0, message(0, peer, ordinal, DType::F32), 5.0));
     assert_eq!(receive(0, any), [(3, 0), (0, 0)]);
-    // One from rank 3 passes what rank 1 has sent before.
+    // A receive from rank 3 takes rank 3's message before the earlier one of rank 1.
     assert_eq!(receive(1, Peering::From(Some(3))), [(3, 1), (0, 1)]);
     assert_eq!(receive(2, any), [(1, 0), (0, 2)]);
     assert_eq!(table.check_time(1e9), Ok(()));
@@ -426,8 +426,8 @@ fn a_message_that_does_not_fit_fails_at_its_two_ends_alone() {
     assert!([0, 1, 2].map(|rank| orders[0].concerns(rank)) == [false, false, true]);
     assert!([0, 1, 2].map(|rank| orders[1].concerns(rank)) == [true, false, false]);
     let text = received.fault.to_string();
-    assert!(text.contains("rank 0 has send and recv of f32") && text.contains("receive as many elements"), "{text}");
-    // A caller that is another, a rank that is none, and one of another communicator.
+    assert!(text.contains("rank 0 has send and recv of f32") && text.contains("receive the dtype"), "{text}");
+    // A caller with a wrong rank, a rank that does not exist, and a rank of another communicator.
     for (rank, among, peer) in
         [(1, None, Peering::To(0)), (0, None, Peering::To(3)), (0, Some(vec![0, 1]), Peering::To(2))]
     {

@@ -1,4 +1,4 @@
-//! The same job gives the same bits, whatever else the machine does.
+//! A job gives the same bits each time, whatever else the machine does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::progress::engine::Engine;
 use crate::progress::job::{Job, Submission};
 use crate::progress::messages::{Operation, Terms, Topic, Transfer};
 
-/// A sum of all ranks, which its caller gets.
+/// A sum over all ranks that returns its result to the caller.
 struct SumJob {
     data: Vec<f32>,
     reply: Reply<Vec<f32>>,
@@ -44,7 +44,7 @@ impl Job for SumJob {
     }
 }
 
-/// Steps of keys of these lengths: short ones are summed together once the steps repeat themselves.
+/// The lengths of the keys of a step. Short keys are summed together when the steps repeat themselves.
 const LENS: [usize; 6] = [1, 700, 3_000, 40_000, 9, 300_000];
 const STEPS: usize = 6;
 
@@ -56,7 +56,7 @@ fn job(source: &ClusterSource) -> Vec<u32> {
         let mut bits = Vec::new();
         for step in 0..STEPS {
             let calls = LENS.iter().enumerate().map(|(key, len)| {
-                // Sums of thirds are rounded, by the order in which they are added.
+                // Sums of thirds are rounded, and the rounding depends on the order of addition.
                 let element = |at: usize| ((at * 7 + key + 1) * (engine.rank() + 2) + step) as f32 / 3.0;
                 let (reply, answer) = answer();
                 let topic = Topic::Key { store: 0, key: (key as i64).into() };

@@ -2,15 +2,15 @@
 //! messages between them.
 //!
 //! The code that runs is the ranks' own (`agreement`, `calls`, `freezing`, `frozen`). The links keep the
-//! order of messages and delay each for any time. A link that breaks and is made again is such a delay;
-//! `session/src/tests/link.rs` shows that no frame is lost or doubled by it. Ranks may end, or join,
-//! or run out of patience.
+//! order of messages and delay each message for any time. A link that breaks and is connected again is such a
+//! delay; `session/src/tests/link.rs` shows that no frame is lost or duplicated by it. Ranks may end, or
+//! join, or run out of patience.
 //!
-//! In every state: all ranks have the same operation under one number, and no rank begins a call twice, or
-//! one that it has not made (`World::begin`). In every state without a next state: programs that fit together
-//! have come to their end with everything done. Other programs end with a fault, or rank 0 knows which calls
-//! are missing, and, if all ranks wait, that none can go on. Programs fit together if they end over a store
-//! of one line, which does an operation when all have called it ([`fit`]).
+//! In every state, all ranks have the same operation under one number, and no rank begins a call twice or
+//! begins a call that it has not made (`World::begin`). In every state without a next state, programs that
+//! fit together have ended with everything done. Other programs end with a fault, or rank 0 knows which calls
+//! are missing. If all ranks wait, rank 0 also knows that none can go on. Programs fit together if they end
+//! on the simplest store, which does an operation when all ranks have called it ([`fit`]).
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -22,22 +22,22 @@ use ringpull_base::Error;
 use super::schedule::world::{ALL, Do, World, push, set_of, steps};
 use crate::progress::messages::Stuck;
 
-/// The expected end of programs.
+/// The expected outcome of programs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Expect {
-    /// They come to their end.
+    /// The programs end.
     Ends,
-    /// They come to their end, and the fused units do not depend on the times at which messages come.
+    /// The programs end, and the fused units do not depend on when messages arrive.
     One,
-    /// As `One`; the frozen cycle is not stopped before the end, so that no message is sent in any step after
-    /// the freeze.
+    /// Like `One`, and the frozen cycle is not stopped before the end, so no message is sent in any step
+    /// after the freeze.
     Steady,
-    /// They do not fit together: no way leads to their end, and in the end it is known why, at once if all
-    /// wait.
+    /// The programs do not fit together and cannot end. Rank 0 finds the reason, and finds it at once if all
+    /// ranks wait.
     Fault,
-    /// They come to their end, or it is known why not. More is not promised where sums are fused or done one
-    /// by one: a rank that waits in the middle of what others have begun as one, or in one order, waits for
-    /// its own next call.
+    /// The programs end, or rank 0 finds the reason that they do not. More is not promised if sums are fused
+    /// or done one by one: other ranks may have begun several operations as one unit, or in one order, and a
+    /// rank that waits for the first of them then waits for its own next call.
     Known,
 }
 
@@ -57,7 +57,7 @@ struct Point {
     world: World,
     /// A hash of the units that each rank has begun, in any order.
     begun: Vec<u64>,
-    /// The number of times that ranks may still run out of patience while something else can happen.
+    /// The number of times that a rank may still run out of patience while another move is possible.
     hurries: usize,
 }
 
@@ -74,7 +74,7 @@ impl Point {
             next
         };
         let mut all: Vec<Point> = self.world.moves().iter().map(made).collect();
-        // Patience ends in any case where nothing else happens.
+        // If no other move is possible, patience ends in any case.
         let has_come_to_rest = all.is_empty();
         if has_come_to_rest || self.hurries > 0 {
             all.extend((0..self.begun.len()).filter_map(|rank| {
@@ -98,7 +98,7 @@ impl Point {
         }
     }
 
-    /// The same for two states only if the same can follow from them.
+    /// Returns a hash. It is equal for two states only if the same states can follow from both.
     fn hash(&self) -> u128 {
         let World { agreement, ranks, programs, open, waits, up, down, comm, ended, forgotten, .. } = &self.world;
         let left: Vec<usize> = programs.iter().map(VecDeque::len).collect();
@@ -107,12 +107,12 @@ impl Point {
         xxh3_128(&postcard::to_stdvec(&state).unwrap())
     }
 
-    /// Returns true if the programs have come to their end, as they should or may.
+    /// Returns true if the programs have ended. Checks that they should, or may.
     fn check_end(&self, expect: Expect) -> bool {
         let world = &self.world;
         let has_ended = world.programs.iter().all(VecDeque::is_empty);
         if expect == Expect::Fault || expect == Expect::Known && !has_ended {
-            assert!(!has_ended, "programs that do not fit together have come to their end");
+            assert!(!has_ended, "programs that do not fit together have ended");
             if world.fault.is_none() {
                 assert_missing(world, expect);
             }
@@ -128,7 +128,7 @@ impl Point {
     }
 }
 
-/// Rank 0 knows what the ranks wait for that does not come: at once if all of them do.
+/// Checks that rank 0 knows which missing calls the ranks wait for. It must know at once if all ranks wait.
 fn assert_missing(world: &World, expect: Expect) {
     let mut agreement = world.agreement.clone();
     for (rank, waits) in world.waits.iter().enumerate() {
@@ -142,9 +142,10 @@ fn assert_missing(world: &World, expect: Expect) {
     let in_vain = agreement.check_deadlock(&[9; 8], 3.0);
     let all_wait = world.waits.iter().all(|waits| *waits);
     let is_right = match &in_vain {
-        // Two ranks that are behind may wait for data, as far as rank 0 knows: that is lost a little later.
+        // As far as rank 0 knows, two ranks that are behind may wait for data. A little later it reports the
+        // data as lost.
         Ok(()) => !all_wait || expect == Expect::Known || agreement.lost_data(&[9; 8], 100.0, 30.0, 0.0).is_some(),
-        // The ranks of a process set may wait for each other whatever the others do.
+        // The ranks of a process set may wait for each other, whatever the other ranks do.
         Err(Error::Deadlock { waits }) => all_wait || waits.iter().all(|(rank, _)| world.waits[*rank]),
         Err(_) => false,
     };
@@ -198,8 +199,8 @@ fn explore_one(name: &str, programs: &[Vec<Do>], hurries: usize, expect: Expect)
     assert!(found.states > 20);
 }
 
-/// Returns true if programs come to their end where a call is done when all of its ranks have made it, and a
-/// wait ends when the calls before it are done. Without joins.
+/// Returns true if the programs end on a store where a call is done when all of its ranks have made it, and a
+/// wait ends when the calls before it are done. For programs without joins.
 fn fit(programs: &[Vec<Do>]) -> bool {
     let calls = |rank: usize, at: usize| programs[rank][..at].iter().copied().filter(is_call).collect::<Vec<_>>();
     let mut at = vec![0; programs.len()];
@@ -226,12 +227,12 @@ fn is_call(what: &Do) -> bool {
     matches!(what, Do::Push(..) | Do::Split(_) | Do::Meet(..))
 }
 
-/// Returns true if the rank makes that call.
+/// Returns true if the rank takes part in this call.
 fn is_of(call: &Do, rank: usize) -> bool {
     if let Do::Split(set) | Do::Meet(set, _) = call { set >> rank & 1 == 1 } else { true }
 }
 
-/// All sequences of up to `most` of these.
+/// Returns all sequences of up to `most` elements of `of`.
 fn sequences(of: &[Do], most: usize) -> Vec<Vec<Do>> {
     let mut all = vec![Vec::new()];
     for len in 0..most {
@@ -241,8 +242,8 @@ fn sequences(of: &[Do], most: usize) -> Vec<Vec<Do>> {
     all
 }
 
-/// Some first calls, a frozen cycle, and then each rank's own choice of a few more calls and waits: every
-/// combination of choices. Ranks leave out the calls of process sets that they are not in.
+/// Explores programs of some first calls, a frozen cycle, and then a few more calls and waits that differ
+/// between ranks, in every combination. Ranks leave out the calls of process sets that they are not in.
 fn explore_choices(ranks: usize, first: &[Do], cycle: &[i64], of: &[Do], most: usize, hurries: usize) {
     let (start, mut found, mut last) = (Instant::now(), ExplorationCounts::default(), Instant::now());
     let choices = sequences(of, most);
@@ -258,7 +259,7 @@ fn explore_choices(ranks: usize, first: &[Do], cycle: &[i64], of: &[Do], most: u
         let fits = fit(&programs);
         fitting += usize::from(fits);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // An operation that runs alone keeps its place among all others, as sums do that are done one by
+            // An operation that runs alone keeps its place among all others, like sums that are done one by
             // one.
             let expect = match fits {
                 _ if of.contains(&alone(0)) => Expect::Known,
@@ -288,7 +289,8 @@ fn alone(key: i64) -> Do {
     push(100 + key)
 }
 
-/// Each rank's number of steps before it joins, and steps of all after that.
+/// Returns programs in which each rank makes its own number of steps and joins, and then all make `after`
+/// steps.
 fn joins(counts: &[usize], keys: &[i64], after: usize) -> Vec<Vec<Do>> {
     let program = |count: &usize| [steps(*count, keys), vec![Do::Join], steps(after, keys)].concat();
     counts.iter().map(program).collect()
@@ -299,7 +301,7 @@ fn leaves(mut programs: Vec<Vec<Do>>) -> Vec<Vec<Do>> {
     programs
 }
 
-/// Steps that repeat, then some that differ, alike on all ranks.
+/// Returns programs of steps that repeat, followed by some that differ. All ranks have the same program.
 fn changes(ranks: usize) -> Vec<Vec<Do>> {
     vec![[steps(3, &[1, 2]), steps(3, &[1, 3])].concat(); ranks]
 }
@@ -336,8 +338,8 @@ fn whatever_three_ranks_call_after_a_freeze_ends_or_is_known_to_be_missing() {
     explore_choices(3, &[], &[1], &[push(1), push(2)], 1, 0);
 }
 
-/// Rank 0 remembers one name. Ranks call names again that are being forgotten, before and after they know of
-/// it.
+/// Rank 0 remembers one name. Ranks call names that are being forgotten again, both before and after they
+/// know of it.
 #[test]
 fn names_that_are_forgotten_are_told_apart_all_the_same() {
     let (start, mut found) = (Instant::now(), ExplorationCounts::default());
@@ -362,21 +364,21 @@ fn names_that_are_forgotten_are_told_apart_all_the_same() {
     report("names", start, &found);
 }
 
-/// Messages between two ranks, from a rank that is named and from any, beside sums that are frozen.
+/// Messages between two ranks, received from a named rank or from any rank, beside frozen sums.
 #[test]
 fn messages_find_their_receives_or_it_is_known_that_they_do_not() {
     let (to, any, of) = (Do::Send, Do::Recv(None), |from| Do::Recv(Some(from)));
     let beside = |more: &[Do]| [&steps(2, &[1])[..], more, &steps(1, &[1]), &[Do::Wait]].concat();
     explore_one("messages", &[vec![any, any, Do::Wait], vec![to(0), Do::Wait], vec![to(0), Do::Wait]], 0, Expect::Ends);
     explore_one("messages", &[vec![any, of(1), Do::Wait], vec![to(0), to(0), Do::Wait]], 0, Expect::Ends);
-    // The end depends on which sender is first: the receive from rank 1 would wait for a message that the
-    // other has taken.
+    // The outcome depends on which sender is first: the receive from rank 1 may wait for a message that the
+    // receive from any rank has taken.
     let third = [vec![any, of(1), Do::Wait], vec![to(0), Do::Wait], vec![to(0), Do::Wait]];
     explore_one("messages", &third, 0, Expect::Known);
     for programs in [
         [beside(&[any]), beside(&[to(0)])],
         [beside(&[any, Do::Wait]), beside(&[Do::Wait, to(0)])],
-        // The sender is in a sum that the receiver comes to later.
+        // The sender waits in a sum that the receiver calls later.
         [
             [steps(4, &[1]), vec![any, Do::Wait], steps(1, &[1])].concat(),
             [steps(4, &[1]), vec![to(0)], steps(1, &[1])].concat(),
@@ -389,7 +391,7 @@ fn messages_find_their_receives_or_it_is_known_that_they_do_not() {
     explore_one("messages", &[vec![any, Do::Wait], vec![Do::Leave], vec![Do::Leave]], 0, Expect::Fault);
 }
 
-/// Divided sums, beside others and beside collectives of a process set. Ranks 0 and 1 are a set.
+/// Divided sums, beside other sums and beside collectives of a process set. Ranks 0 and 1 are the set.
 #[test]
 fn divided_sums_wait_for_nothing_but_earlier_sums_of_their_keys() {
     let (plain, divided, split, meet) = (push(1), push(50), Do::Split(3), Do::Meet(3, 1));

@@ -13,7 +13,7 @@ use crate::progress::engine::Engine;
 use crate::progress::job::{Job, Submission};
 use crate::progress::messages::{Launch, Operation, Terms, Topic};
 
-/// A job that reports its run, and then, when it may finish, the thread that finished it.
+/// A job that reports its run. When it may finish, it reports the thread that finishes it.
 struct FinishReporter {
     name: i64,
     is_short: bool,
@@ -67,7 +67,7 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     }
 }
 
-/// A job that sends its outcome to its caller, and ends with it when it may.
+/// A job that sends its outcome to its caller, and later, when it may, ends with this outcome.
 struct SlowJob {
     given: Sender<Result<()>>,
     may: Receiver<()>,
@@ -90,8 +90,8 @@ impl Job for SlowJob {
     }
 }
 
-/// The caller has the error before the engine has it, and ends by it: the others hear of the error all the
-/// same, and not only that a rank has left.
+/// The caller gets the error before the engine does, and ends. The other ranks still hear of the error, and
+/// not only that a rank has left.
 #[test]
 fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let engines = Engine::in_process(2, &Config::default()).unwrap();
@@ -111,7 +111,7 @@ fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     thread::scope(|scope| {
         scope.spawn(|| engines[1].leave());
         let next = submit(0, 2, Ok(()), &free);
-        // Long enough for rank 1 to say that it leaves, if it did.
+        // This is long enough for rank 1 to report that it leaves, if it did.
         assert!(next.recv_timeout(Duration::from_millis(300)).is_err() && engines[1].is_leaving());
         drop(release);
         let fault = next.recv().unwrap().unwrap_err().to_string();

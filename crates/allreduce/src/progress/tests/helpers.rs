@@ -1,4 +1,4 @@
-//! Ranks that only reduce: what sums are with them, and what becomes of a job that loses one.
+//! Tests sums with helpers, and jobs that lose a helper.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::progress::engine::Engine;
 
 const LEN: usize = 4 << 20;
 
-/// A sum of every worker's `rank + 1`; its first and last element, and whether all are alike.
+/// Sums every worker's `rank + 1`. Returns the first element, and true if all elements are equal.
 fn sum_on(engine: &Arc<Engine>, len: usize) -> ringpull_base::Result<(f32, bool)> {
     let tensor = Tensor::from_slice(&[len], &vec![engine.rank() as f32 + 1.0; len]);
     let summed = tensor.clone();
@@ -49,7 +49,7 @@ fn workers_and_helpers_sum_and_helpers_are_not_counted() {
 #[test]
 fn a_helper_that_is_gone_is_an_error_on_every_rank_that_names_it() {
     let mut engines = Engine::in_process_with_helpers(3, 2, &Config::default()).unwrap();
-    // It ends without having served.
+    // The helper ends without having served.
     drop(engines.pop());
     std::thread::scope(|scope| {
         let served = scope.spawn(|| engines[3].serve());

@@ -12,7 +12,7 @@ use crate::progress::engine::Engine;
 use crate::transport::control::Control;
 use crate::transport::inproc;
 
-/// Two engines whose libraries end when the sender is gone.
+/// Returns two engines with libraries that end when the sender is dropped.
 fn held(limit: Duration) -> (Vec<Arc<Engine>>, Sender<()>) {
     let (held, release): (Sender<()>, Receiver<()>) = bounded(0);
     let config = Config { timeout: limit, ..Config::default() };

@@ -1,4 +1,5 @@
-//! Tests the messages and memory of rank 0 in a job of many ranks, until it needs no more messages.
+//! Measures the messages and the memory of rank 0 in a job of many ranks, until the job needs no more
+//! messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,12 +20,12 @@ struct MessageCounts {
     received_bytes: usize,
     sent: usize,
     sent_bytes: usize,
-    /// The most that its process has grown by.
+    /// The most bytes by which the process has grown.
     stored_bytes: usize,
     took: Duration,
 }
 
-/// The call of any rank on key `key` in its step `step`; the first is the init.
+/// Returns a rank's call on key `key` in step `step`. The first call is the init.
 fn call(key: usize, step: u64, operation: Operation) -> Call {
     let len_bytes = 4 << 16;
     let transfer =
@@ -39,7 +40,7 @@ fn resident_bytes() -> usize {
     pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).map_or(0, |pages: usize| pages * 4096)
 }
 
-/// Every rank in turn makes all calls of a step: so all keys are pending on all ranks but the last.
+/// Every rank in turn makes all calls of a step, so all keys are pending until the last rank calls.
 fn counted(ranks: usize) -> MessageCounts {
     let (mut table, mut of) = (Agreement::new(ranks, 1800.0, BUCKET_BYTES), MessageCounts::default());
     let (before, mut is_frozen, mut step) = (resident_bytes(), false, 0);

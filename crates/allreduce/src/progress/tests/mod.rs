@@ -1,4 +1,4 @@
-//! Ranks together: what becomes of their calls, how they finish, how they leave.
+//! Tests of several ranks together: their calls, their finishing and their leaving.
 
 mod bits;
 mod explore;

@@ -19,7 +19,7 @@ fn ranks_that_nothing_else_keeps_together_stop_at_the_same_call() {
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     assert!(calls[0] >= 3 && calls.iter().all(|call| *call == calls[0]), "{calls:?}");
-    // It stays so.
+    // The answer stays true.
     assert!(engines.iter().all(|engine| engine.should_stop(false).unwrap()));
 }
 
@@ -27,7 +27,8 @@ fn ranks_that_nothing_else_keeps_together_stop_at_the_same_call() {
 fn a_rank_that_has_left_is_no_obstacle_and_a_fault_ends_the_wait() {
     let engines = Engine::in_process(2, &Config::default()).unwrap();
     std::thread::scope(|scope| {
-        // Rank 1 has made three calls and leaves; rank 0 makes as many, and wants to stop at the last.
+        // Rank 1 has made three calls and leaves. Rank 0 makes three calls too, and wants to stop at the
+        // last.
         let left = scope.spawn(|| {
             let calls: Vec<bool> = (0..3).map(|_| engines[1].should_stop(false).unwrap()).collect();
             engines[1].leave();
@@ -35,7 +36,7 @@ fn a_rank_that_has_left_is_no_obstacle_and_a_fault_ends_the_wait() {
         });
         let last = [false, false, true].map(|wants| engines[0].should_stop(wants).unwrap());
         engines[0].leave();
-        // All stop at the third call, or rank 1 was past it, and nobody does.
+        // Either both stop at the third call, or rank 1 was past it and neither stops.
         assert_eq!(left.join().unwrap(), last);
     });
 

@@ -13,7 +13,7 @@ use super::*;
 
 const PATIENCE: StartLimits = StartLimits { warn: Duration::from_secs(30), silence: Duration::from_secs(5) };
 
-/// Rank 0 and the others of a job of `size`.
+/// Returns rank 0's end and the other ranks' ends of a job of `size` ranks.
 fn star(size: usize) -> (Control, Vec<Control>) {
     gathered(Hub::listen(true).unwrap(), size)
 }
@@ -78,7 +78,7 @@ fn a_rank_0_that_accepts_late_is_waited_for() {
     let hub = Hub::listen(true).unwrap();
     let invitation = hub.invitation().unwrap();
     let peer = std::thread::spawn(move || join(1, 2, &invitation, limits, &mut || Ok(())).unwrap());
-    // The other gives its first connection up meanwhile.
+    // The other rank gives up its first connection meanwhile.
     std::thread::sleep(GREETING + Duration::from_millis(500));
     let middle = hub.gather(2, limits, &mut || Ok(())).unwrap();
     let leaf = peer.join().unwrap();
@@ -97,9 +97,9 @@ fn a_connection_that_is_reset_costs_nothing() {
             middle.send(1, &sent.1.to_le_bytes()).unwrap();
             sent = (sent.0 + 1, sent.1 + 1);
         }
-        // Either end's connection is reset, with whatever is on its way.
+        // The connection is reset by one of its ends, with all data on its way.
         let (control, peer) = if round % 2 == 0 { (&middle, 1) } else { (&leaves[0], 0) };
-        // It may be being made again.
+        // The connection may not be made again yet.
         while !control.break_connection(peer) {
             std::thread::yield_now();
         }
@@ -135,7 +135,7 @@ fn once_all_are_there_only_the_interface_they_came_over_is_listened_on() {
 
 #[test]
 fn a_peer_that_takes_nothing_blocks_nobody_and_is_named() {
-    // Its system accepts the connection, and nobody answers.
+    // The peer's system accepts the connection, and nobody answers.
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (to, settings) = (vec![socket.local_addr().unwrap()], settings(PATIENCE.silence));
     let (name, identity) = ("rank 0".to_owned(), identity(1));
@@ -185,7 +185,7 @@ fn who_reads_no_events_is_stopped_by_a_loss_before_or_after_it_asked() {
     let later = Arc::new(AtomicBool::new(false));
     middle.stop_on_loss(Some(&later));
     assert!(later.load(Ordering::Acquire));
-    // It does not stop any more once it is not asked to.
+    // Later losses do not set the flag.
     stop.store(false, Ordering::Release);
     middle.stop_on_loss(None);
     drop(leaves.remove(0));

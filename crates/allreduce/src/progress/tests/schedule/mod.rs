@@ -84,7 +84,7 @@ fn a_rank_that_waits_in_the_middle_of_one_step_is_not_kept_waiting() {
 
 #[test]
 fn a_rank_whose_calls_cross_the_end_of_the_cycle_is_agreed_with_one_by_one() {
-    // It pushes the next step's key 1 before this step's key 2.
+    // This rank pushes the next step's key 1 before this step's key 2.
     let mut odd = vec![push(1)];
     odd.extend([push(1), Do::Wait, push(2)].repeat(19));
     odd.extend([push(2), Do::Wait]);
@@ -142,7 +142,7 @@ fn a_rank_that_leaves_stops_the_cycle_and_is_named_to_those_who_wait_for_it() {
     assert!(text.contains("rank 1 ended its run") && text.contains("push of key"), "{text}");
 }
 
-/// Ranks with different numbers of steps before each of three joins, and some that do not wait for their last
+/// Ranks make different numbers of steps before each of three joins, and some do not wait for their last
 /// step.
 #[test]
 fn ranks_with_different_numbers_of_steps_join_and_go_on_together() {
@@ -196,8 +196,8 @@ fn a_rank_that_waits_for_others_to_join_for_too_long_names_them() {
     assert!(text.contains("rank 0 ended its run") && text.contains("join"), "{text}");
 }
 
-/// One rank makes the calls of a step in another order, and others beside them. The operations that others
-/// have begun run alone on their side.
+/// One rank makes the calls of a step in another order, and other calls beside them. The operations that the
+/// other ranks have begun run alone there.
 #[test]
 fn what_runs_alone_neither_overtakes_what_others_have_begun_nor_is_overtaken() {
     let orders: [(&[i64], &[i64]); 6] = [
@@ -225,7 +225,7 @@ fn what_runs_alone_neither_overtakes_what_others_have_begun_nor_is_overtaken() {
     }
 }
 
-/// A cycle is not frozen while a rank has still to call of the last one.
+/// No cycle is frozen while a rank still has to make calls of the last one.
 #[test]
 fn a_rank_with_an_outstanding_call_for_several_steps_still_makes_it() {
     let late = [steps(5, &[1, 2, 3]), steps(6, &[2, 3]), steps(1, &[1]), steps(9, &[1, 2, 3])].concat();
@@ -237,8 +237,8 @@ fn a_rank_with_an_outstanding_call_for_several_steps_still_makes_it() {
     }
 }
 
-/// Two ranks that end in the same step of a frozen cycle, while a third has begun the next: one joins when it
-/// knows already what is outstanding.
+/// Two ranks end their data in one step of a frozen cycle, while a third rank has begun the next step. One of
+/// the two joins when it already knows its outstanding calls.
 #[test]
 fn a_rank_that_joins_while_a_call_is_outstanding_makes_up_for_that() {
     for seed in 0..400 {
@@ -253,8 +253,8 @@ fn a_rank_that_joins_while_a_call_is_outstanding_makes_up_for_that() {
     }
 }
 
-/// As MXNet's engine calls: the keys of a step in any order, and those of the next when all of these are
-/// done, which nobody says.
+/// Calls as MXNet's engine makes them: the keys of a step in any order, and the keys of the next step when
+/// all of these are done. No caller reports a wait.
 #[test]
 fn a_cycle_without_marked_ends_of_steps_is_not_fused_across_them() {
     let orders = [[1, 2, 3, 4], [2, 1, 3, 4], [1, 3, 2, 4], [4, 1, 2, 3]];
@@ -276,9 +276,8 @@ fn a_cycle_without_marked_ends_of_steps_is_not_fused_across_them() {
     assert!(fused > 0, "nothing was fused at all");
 }
 
-/// Rank 0 pushes a key twice, the second time ahead of what rank 1 has called; rank 1 first calls the
-/// collective of a process set for which it waits. The second push waits for the first, and nothing else for
-/// the second.
+/// Rank 0 pushes a key twice, and rank 1 has not called the second push. Rank 1 first calls a collective of a
+/// process set and waits for it. The second push waits for the first, and nothing else waits for the second.
 #[test]
 fn a_divided_sum_keeps_no_process_set_and_no_other_key_waiting() {
     let set = |first: bool| [Do::Split(3), Do::Wait].into_iter().filter(move |_| first);
@@ -307,13 +306,13 @@ fn a_key_that_a_step_pushes_twice_is_summed_in_the_order_of_its_pushes() {
     let plain = steps(9, &[1, 2, 1]);
     let odd = [steps(6, &[1, 2, 1]), vec![push(1), push(1), Do::Wait, push(2), Do::Wait]].concat();
     for seed in 0..400 {
-        // That the rank which waits in the middle of a bucket comes to its end is not promised.
+        // A rank that waits in the middle of a bucket is not guaranteed to end.
         World::new(vec![plain.clone(), odd.clone()], seed).run();
     }
 }
 
-/// A job that gives every collective a name of its own, beside some that come again, with a process set, and
-/// with steps that are frozen meanwhile.
+/// A job gives most collectives new names and calls some names again. It has a process set, and its steps are
+/// frozen meanwhile.
 #[test]
 fn a_name_for_each_collective_takes_no_memory_for_ever() {
     for seed in 0..30 {

@@ -1,4 +1,4 @@
-//! Several ranks, their comm threads and rank 0's table together, their calls and messages interleaved at
+//! Several ranks with their comm threads and rank 0's table. Their calls and messages are interleaved at
 //! random.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,22 +15,22 @@ use crate::progress::messages::{
 /// A step of a rank's program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::progress::tests) enum Do {
-    /// Push this key of this store, of this element type.
+    /// Push the key with this number, of the store with this number, with this element type.
     Push(u32, i64, DType),
-    /// Make the process set of these ranks, each a bit.
+    /// Make the process set of these ranks. Each bit is a rank.
     Split(u8),
-    /// Call the set's collective of this number; [`ALL`]: that of all ranks.
+    /// Call the collective of this number on the set. [`ALL`] is the set of all ranks.
     Meet(u8, i64),
     /// Send to this rank.
     Send(usize),
-    /// Receive from this rank, or from any.
+    /// Receive from this rank, or from any rank.
     Recv(Option<usize>),
     /// Wait for everything called so far.
     Wait,
-    /// Go on when everything called so far is done, as one who is told of each end, and does not say that it
-    /// waits.
+    /// Go on when everything called so far is done, like a caller that is notified of each end and does not
+    /// report that it waits.
     Watch,
-    /// Join, and wait until all have.
+    /// Join, and wait until all have joined.
     Join,
     /// End the run in order, once everything called so far has begun.
     Leave,
@@ -63,23 +63,23 @@ pub(in crate::progress::tests) struct World {
     /// True if the programs watch the ends of their calls.
     watches: bool,
     pub(in crate::progress::tests) programs: Vec<VecDeque<Do>>,
-    /// The calls that each rank has made and not seen done.
+    /// The calls of each rank whose end it has not seen.
     pub(in crate::progress::tests) open: Vec<BTreeSet<(Topic, u64)>>,
     /// True if the rank has reported that it waits.
     pub(in crate::progress::tests) waits: Vec<bool>,
-    /// The number of calls that each rank has stood in for, and the rank that joined last, as each was told.
+    /// The number of calls for which each rank has made jobs as a joined rank.
     pub(in crate::progress::tests) stood_in: Vec<usize>,
     pub(in crate::progress::tests) last: Vec<Vec<usize>>,
     pub(in crate::progress::tests) up: Vec<VecDeque<ToRank0>>,
     pub(in crate::progress::tests) down: Vec<VecDeque<Order>>,
     pub(in crate::progress::tests) begun: Vec<Vec<Unit>>,
-    /// The units that each rank's comm thread has been given and has not handed on, in that order, and those
-    /// of them that have ended.
+    /// The units that each rank's comm thread has received and has not handed on, in order, and which of them
+    /// have ended.
     pub(in crate::progress::tests) comm: Vec<VecDeque<Unit>>,
     pub(in crate::progress::tests) ended: Vec<BTreeSet<Unit>>,
-    /// The calls of each name that each rank has forgotten. Here all are told apart.
+    /// The calls of each name that each rank has forgotten. The test distinguishes all calls.
     pub(in crate::progress::tests) forgotten: Vec<BTreeMap<Topic, u64>>,
-    /// The unit of each number on the ranks that have begun it, as long as some have not.
+    /// The unit of each number that some ranks have begun and others have not.
     pub(in crate::progress::tests) numbers: BTreeMap<u32, (Unit, usize)>,
     pub(in crate::progress::tests) notes: Vec<usize>,
     pub(in crate::progress::tests) fault: Option<Error>,
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// The ranks share a host, say: no sum is beside another.
+    /// Makes sums block, as on ranks that share a host: no sum runs beside another.
     pub(in crate::progress::tests) fn sums_block(&mut self) {
         self.sums_block = true;
         self.agreement.sums_block();
@@ -123,8 +123,7 @@ impl World {
         self.agreement = Agreement::new(self.ranks.len(), 10.0, bytes);
     }
 
-    /// Makes moves in a random order until none is possible. Returns true if every program has come to its
-    /// end.
+    /// Makes moves in a random order until none is possible. Returns true if every program has ended.
     pub(in crate::progress::tests) fn run(&mut self) -> bool {
         loop {
             let ready = self.moves();
@@ -157,7 +156,7 @@ impl World {
         true
     }
 
-    /// Lets every caller return whose wait is over: nothing else depends on when it does.
+    /// Lets every caller return whose wait is over. Nothing else depends on when it returns.
     pub(in crate::progress::tests) fn settle(&mut self) {
         for rank in 0..self.ranks.len() {
             let is_over = matches!(self.programs[rank].front(), Some(Do::Wait)) && self.waits[rank];
@@ -167,7 +166,7 @@ impl World {
         }
     }
 
-    /// Lets one of them happen.
+    /// Makes one of the moves.
     pub(in crate::progress::tests) fn make(&mut self, what: usize) {
         match what % 3 {
             0 => self.deliver(what / 3),
@@ -287,7 +286,8 @@ impl World {
         (topic, ordinal + forgotten)
     }
 
-    /// Every call begins once, and every rank has the same under one number.
+    /// Begins a unit. Checks that every call begins once, and that every rank has the same unit under one
+    /// number.
     fn begin(&mut self, rank: usize, number: u32, unit: Unit) {
         let unit: Unit = unit.into_iter().map(|called| self.told_apart(rank, called)).collect();
         let is_under_way = |called: &(Topic, u64)| self.comm[rank].iter().any(|unit| unit.contains(called));
@@ -309,8 +309,8 @@ impl World {
         while self.end_one() {}
     }
 
-    /// Returns the units that are under way on a rank, of those given to its comm thread, and the units that
-    /// wait for others of their keys.
+    /// Returns the units of a rank's comm thread that are under way, and the units that wait for others of
+    /// their keys.
     fn under_way(&self, rank: usize) -> (BTreeSet<Unit>, BTreeSet<Unit>) {
         let (mut under_way, mut waiting, mut earlier) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
         let mut is_kept_back = false;
@@ -321,7 +321,7 @@ impl World {
             }
             if runs_alone(unit) || self.sums_block {
                 under_way.extend(earlier.is_empty().then(|| unit.clone()));
-                // Without one that waits it is taken, and the comm thread takes nothing else.
+                // If no unit waits, this one is taken, and the comm thread takes nothing else.
                 if waiting.is_empty() {
                     break;
                 }
@@ -353,8 +353,8 @@ impl World {
         true
     }
 
-    /// Hands on the units that have ended: those of all ranks in their order, unless a unit waits for one,
-    /// and those of a set at once.
+    /// Hands on the units that have ended. Units of all ranks are handed on in their order, unless another
+    /// unit waits for one of them. Units of a set are handed on at once.
     fn hand_on(&mut self, rank: usize) {
         loop {
             let (_, waiting) = self.under_way(rank);
@@ -458,23 +458,24 @@ fn share_topics(one: &Unit, other: &Unit) -> bool {
     one.iter().any(|(topic, _)| other.iter().any(|(other, _)| other == topic))
 }
 
-/// The process set that a unit is of, if it is of one.
+/// Returns the process set of a unit, if it has one.
 pub(in crate::progress::tests) fn set_of(unit: &Unit) -> Option<&[usize]> {
     unit.first().and_then(|(topic, _)| topic.set())
 }
 
-/// The ranks that a unit is of.
+/// Returns the ranks that take part in a unit.
 fn ranks_of(unit: &Unit, size: usize) -> impl Iterator<Item = usize> {
     let set = set_of(unit).map(<[usize]>::to_vec);
     (0..size).filter(move |rank| set.as_ref().is_none_or(|set| set.contains(rank)))
 }
 
-/// Steps of a program: the keys, and a wait.
+/// Returns steps of a program. Each step pushes the keys and waits.
 pub(in crate::progress::tests) fn steps(count: usize, keys: &[i64]) -> Vec<Do> {
     (0..count).flat_map(|_| keys.iter().map(|key| push(*key)).chain([Do::Wait])).collect()
 }
 
-/// Runs the programs under many interleavings; what every rank has begun, which is the same in all of them.
+/// Runs the programs under many interleavings. Returns the units that every rank has begun, which are the
+/// same in all of them.
 pub(in crate::progress::tests) fn composition(programs: &[Vec<Do>]) -> BTreeSet<Unit> {
     let mut seen: Option<BTreeSet<Unit>> = None;
     for seed in 0..60 {
