@@ -1,4 +1,5 @@
-// What a kernel takes from the GPU, for the host's compiler: threads one after another, and the conversions of halves.
+// What a kernel uses of the GPU, for the host's compiler: threads, run one after another, and conversions of
+// float16.
 
 #include <cmath>
 #include <cstring>

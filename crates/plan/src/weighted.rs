@@ -48,7 +48,7 @@
 //! turn would wait for the flow that is behind, and the way back would be idle first and too narrow in the
 //! end. So a contribution waits for the sum of an earlier segment of its part. This segment is [`SLACK`]
 //! turns earlier than the segment whose sum would just have returned in the order of the turns.
-
+//!
 //! *Helpers* are ranks that only reduce: they bring no contribution and keep no sum. A tree may have any of
 //! them. With `n` workers and a helper in a tree, the degrees add up to `2 n`, which is two more than without
 //! the helper. So a helper with `d` neighbours carries `d` and takes `d - 2` off the workers. Many neighbours

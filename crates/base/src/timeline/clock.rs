@@ -1,5 +1,5 @@
-//! Measures the lead of this process's clock over rank 0's by round trips of messages. The quickest round
-//! trip is the most exact.
+//! Measures the lead of this process's clock over rank 0's clock by round trips of messages. The shortest
+//! round trip gives the most exact lead.
 
 /// The number of round trips. One undisturbed round trip is enough.
 const ROUNDS: u32 = 16;
@@ -12,8 +12,9 @@ pub struct Offset {
 }
 
 impl Offset {
-    /// Records an answer: asked at `sent_ns` and received at `now_ns` by this clock, answered at `there_ns`
-    /// by rank 0's. Rank 0 is taken to have answered in the middle. Returns whether to ask again.
+    /// Records an answer. The question left at `sent_ns` and the answer came at `now_ns` by this clock. Rank
+    /// 0 answered at `there_ns` by its own clock, by assumption in the middle of the round trip. Returns true
+    /// if another question is needed.
     pub fn answered(&mut self, sent_ns: u64, there_ns: u64, now_ns: u64) -> bool {
         let round_trip = now_ns.saturating_sub(sent_ns);
         let ahead = i128::from(sent_ns) + i128::from(round_trip / 2) - i128::from(there_ns);

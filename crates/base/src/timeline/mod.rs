@@ -1,10 +1,10 @@
-//! The timeline of this process: spans of time, written as a Chrome trace at its end.
+//! The timeline of this process: spans of time, which are written as a Chrome trace when the process ends.
 //!
-//! `RINGPULL_TIMELINE=FILE` switches it on. Every thread gathers its spans in its own memory; the file is
-//! written when the process ends, also after a fault. [`Phase`] is the vocabulary of the whole crate: who
-//! waits, packs, sends or updates says so with a [`span`], which costs one relaxed load of a flag while
-//! nobody asked for a timeline. [`trace`] is the file; `ringpull top` merges the files of a job's ranks and
-//! says where a step's time went.
+//! `RINGPULL_TIMELINE=FILE` switches it on. Every thread gathers its spans in its own memory. The file is
+//! also written after a fault. [`Phase`] lists the activities of all crates: code that waits, packs, sends or
+//! updates records this with a [`span`]. Without a timeline a span costs one relaxed load of a flag.
+//! [`trace`] writes the file. `ringpull top` merges the files of a job's ranks and shows where a step's time
+//! went.
 
 pub mod clock;
 mod recorder;
@@ -21,9 +21,9 @@ named! {
     /// The activity in a span of time.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Phase {
-        /// A step of training, as the program that trains sees it.
+        /// A step of training, as the training program reports it.
         Step = "step",
-        /// Computing that the program that trains reports.
+        /// Computation that the training program reports.
         Compute = "compute",
         /// A call of push or `push_pull`, from entry to return.
         Push = "push",
@@ -31,19 +31,19 @@ named! {
         Wait = "wait",
         /// A collective on the comm thread.
         Collective = "collective",
-        /// Copying gradients to the memory in which they are summed.
+        /// Copying gradients to the memory in which they will be summed.
         Pack = "pack",
         /// Copying sums or values to their outputs.
         Unpack = "unpack",
         /// An optimizer or updater at work.
         Update = "update",
-        /// A message that is sent, from its posting until the transport is done with it.
+        /// Sending a message, from its posting until the transport has sent it.
         Send = "send",
-        /// A message that is awaited, from its posting until it has arrived.
+        /// Receiving a message, from the posting of the receive until the message has arrived.
         Receive = "receive",
         /// Adding a received segment.
         Reduce = "reduce",
-        /// A request to a server, from its leaving until the answer has come.
+        /// A request to a server, from its sending until the answer has arrived.
         Request = "request",
         /// A server at work on a request.
         Serve = "serve",

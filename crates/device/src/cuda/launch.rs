@@ -14,9 +14,9 @@ use crate::handle::Slice;
 use crate::kernels::{self, ADDENDS, PAIRS};
 use crate::work::{Operation, Work};
 
-/// Threads of a block.
+/// The number of threads of a block.
 const BLOCK: u32 = 256;
-/// The blocks of a launch for each multiprocessor, enough to hide the latency of memory.
+/// The number of blocks of a launch per multiprocessor. It is enough to hide the latency of memory.
 const BLOCKS_EACH: u32 = 16;
 
 /// `Addends` of sum.cu.
@@ -85,8 +85,8 @@ impl StreamQueue<'_> {
 
     fn copy(&self, from: &Slice, to: &Slice) -> Result<()> {
         let (source, target, bytes) = (from.address(), to.address(), to.len_bytes());
-        // SAFETY: both slices lie within their memory, which the caller keeps until the stream has come past
-        // the copy.
+        // SAFETY: both slices lie within their memory, which the caller keeps until the stream has done the
+        // copy.
         unsafe {
             match (from.device(), to.device()) {
                 (None, Some(_)) => {
@@ -184,15 +184,15 @@ impl StreamQueue<'_> {
         self.launch_rows(kernel, threads, 1, arguments)
     }
 
-    /// Launches a kernel in enough blocks for `threads` threads, in `rows` rows. Threads stride over further
-    /// elements.
+    /// Launches a kernel with `rows` rows of blocks. Each row has blocks for `threads` threads, but at most
+    /// `BLOCKS_EACH` blocks per multiprocessor. Threads loop over the remaining elements.
     fn launch_rows(&self, kernel: &str, threads: u64, rows: u32, arguments: &mut [*mut c_void]) -> Result<()> {
         let Some(function) = self.gpu.kernels.get(kernel) else {
             return Err(Error::bug(format!("there is no kernel {kernel}")));
         };
         let blocks = threads.div_ceil(BLOCK.into()).clamp(1, (self.gpu.processors * BLOCKS_EACH).into()) as u32;
-        // SAFETY: the arguments are those of the kernel's definition, read before the call returns; memory is
-        // kept by the caller.
+        // SAFETY: the arguments match the kernel's definition, and the driver reads them before the call
+        // returns. The caller keeps the memory.
         let launched =
             unsafe { result::launch_kernel(*function, (blocks, rows, 1), (BLOCK, 1, 1), 0, self.stream, arguments) };
         checked(kernel, launched)

@@ -1,8 +1,9 @@
 //! GPUs of NVIDIA, over the CUDA driver, NVRTC and NCCL, each loaded at run time.
 //!
-//! `gpu` opens one GPU; `nccl` is NCCL, `compile` NVRTC, `launch` turns operations into launches, `survey`
-//! says what is there. Bound at cudarc's `result` and `sys` levels: its safe ones track streams in ways of
-//! their own. Every entry asks first whether the library is there, since cudarc panics otherwise.
+//! `gpu` opens one GPU, `nccl` calls NCCL, `compile` calls NVRTC, `launch` turns operations into launches,
+//! and `survey` reports the machine's GPUs and libraries. The code uses cudarc's `result` and `sys` levels,
+//! because its safe level tracks streams in its own way. Every entry point first checks that the library is
+//! present, because cudarc panics if it is not.
 #![allow(unsafe_code)]
 
 mod compile;
@@ -33,7 +34,7 @@ use super::work::{Collective, CollectiveKind, Work};
 use super::{GoOn, Meeting, PinnedHost, Platform, Turn, UniqueId, failed};
 pub(super) use survey::survey;
 
-/// GPUs of this process.
+/// The GPUs of this process.
 pub(super) struct Cuda {
     gpus: Vec<Gpu>,
     group: Option<nccl::Group>,
@@ -41,7 +42,7 @@ pub(super) struct Cuda {
     next: AtomicU64,
     /// The streams that were created and not destroyed, with the device of each.
     streams: Mutex<BTreeMap<u64, usize>>,
-    /// Something runs on a device until the process ends.
+    /// True if some work stays on a device until the process ends.
     is_stuck: Arc<AtomicBool>,
 }
 
@@ -61,14 +62,14 @@ fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Resul
 /// The names of the driver's library.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
-/// Returns true if a library can be loaded under one of these names, which cudarc tries too before it panics;
-/// asked here since it cannot be asked itself in a build where candle has it linked.
+/// Returns true if a library can be loaded under one of these names. cudarc tries the same names and panics
+/// if none loads. cudarc's own check cannot be used in builds in which candle makes cudarc link the library.
 fn is_present(names: &[&str]) -> bool {
     // SAFETY: the initialisers of CUDA's libraries have no conditions. They stay loaded.
     names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
 }
 
-/// Starts the driver for calls. The error names the libraries that were looked for.
+/// Initializes the driver. The error names the libraries that were searched for.
 fn start_driver() -> Result<()> {
     if !is_present(&DRIVER) {
         return Err(Error::argument(
@@ -82,7 +83,7 @@ fn start_driver() -> Result<()> {
 /// A version of CUDA, major and minor.
 type Version = (c_int, c_int);
 
-/// The newest CUDA that the driver serves.
+/// Returns the newest version of CUDA that the driver supports.
 fn driver_version() -> Result<Version> {
     let mut version = 0;
     // SAFETY: writes one int.
@@ -91,8 +92,8 @@ fn driver_version() -> Result<Version> {
 }
 
 impl Cuda {
-    /// The GPUs with these ordinals, or all. One that is named twice is two devices, which is slower than one
-    /// and good for tests.
+    /// Opens the GPUs with these ordinals, or all GPUs. A GPU that is named twice becomes two devices. This
+    /// is slower than one device, and useful in tests.
     pub(super) fn open(which: Option<Vec<usize>>) -> Result<Arc<Self>> {
         start_driver()?;
         let count = checked("cuDeviceGetCount", result::device::get_count())? as usize;
@@ -108,7 +109,7 @@ impl Cuda {
         for gpu in &gpus {
             gpu.reach(&gpus)?;
         }
-        // NCCL knows a GPU once; one that is named twice is two devices that copy.
+        // NCCL accepts each GPU only once. If a GPU is named twice, its two devices exchange data by copies.
         let distinct = (1..ordinals.len()).all(|index| !ordinals[..index].contains(&ordinals[index]));
         let group = if distinct { nccl::Group::new(&ordinals)? } else { None };
         let (next, is_stuck) = (AtomicU64::new(1), Arc::new(AtomicBool::new(false)));
@@ -122,7 +123,7 @@ impl Cuda {
         Ok(gpu)
     }
 
-    /// Returns true if any stream answers so when it is asked whether it is done.
+    /// Returns true if `answers` accepts the driver's status of any stream.
     fn any_stream(&self, mut answers: impl FnMut(sys::CUresult) -> bool) -> bool {
         self.streams.lock().iter().any(|(stream, device)| {
             // SAFETY: the stream is not destroyed before the lock is given back.
@@ -130,8 +131,8 @@ impl Cuda {
         })
     }
 
-    /// The outcome of a call of NCCL. Of a device that has failed NCCL says only that CUDA has; a stream of
-    /// that device says with which error, which is the one to give.
+    /// Returns the outcome of a call of NCCL, with a better error if a device has failed. NCCL then reports
+    /// only that CUDA failed, but a stream of the failed device has the cause.
     fn explained<T>(&self, outcome: Result<T>) -> Result<T> {
         let Err(of_nccl) = outcome else { return outcome };
         let mut of_device = None;
@@ -145,8 +146,8 @@ impl Cuda {
         Err(of_device.unwrap_or(of_nccl))
     }
 
-    /// Waits for the present work of the device's streams, as the driver does when memory is given back. A
-    /// collective waits for ever for the part of a device that has failed, so that it is ended here.
+    /// Waits for the present work of the device's streams, as the driver does when memory is freed. Ends a
+    /// collective in which a device has failed, because the other devices would wait for it for ever.
     fn drain(&self, device: usize) {
         let Some(group) = self.group.as_ref().filter(|group| group.is_alive()) else { return };
         let mark = |stream: &u64| -> Option<sys::CUevent> {
@@ -173,7 +174,7 @@ impl Cuda {
         marks.into_iter().for_each(|event| self.destroy_event(device, event as u64));
     }
 
-    /// Returns true if nothing is under way on any stream, at the latest at `until`.
+    /// Waits until `until` for all streams to finish. Returns true if they finish in time.
     fn is_idle_by(&self, until: Instant) -> bool {
         while self.any_stream(|outcome| outcome == sys::CUresult::CUDA_ERROR_NOT_READY) {
             if Instant::now() >= until {
@@ -185,7 +186,7 @@ impl Cuda {
     }
 }
 
-/// The GPU whose memory holds this address; any context may be current.
+/// Returns the ordinal of the GPU whose memory holds this address. Any context may be current.
 fn ordinal_of(address: u64) -> Result<c_int> {
     let mut ordinal: c_int = -1;
     let asked = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
@@ -194,7 +195,7 @@ fn ordinal_of(address: u64) -> Result<c_int> {
     checked("cuPointerGetAttribute", outcome.result()).map(|()| ordinal)
 }
 
-/// Pinned memory, given back when its buffer is, unless a device may use it until the process ends.
+/// Pinned memory. It is freed with its buffer, unless a device may use it until the process ends.
 struct PinnedMemory {
     start: *mut c_void,
     is_stuck: Arc<AtomicBool>,
@@ -210,8 +211,8 @@ impl Drop for PinnedMemory {
         if self.is_stuck.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: it came from `cuMemHostAlloc` and is given back once. Portable memory needs no certain
-        // context.
+        // SAFETY: the memory came from `cuMemHostAlloc` and is freed once. Portable memory can be freed in
+        // any context.
         if let Err(cause) = unsafe { result::free_host(self.start) } {
             tracing::debug!(%cause, "cuMemFreeHost");
         }
@@ -228,24 +229,24 @@ impl Drop for PinnedShare {
     fn drop(&mut self) {
         let Some(mut buffer) = self.buffer.take() else { return };
         if !self.is_stuck.load(Ordering::Acquire) {
-            // SAFETY: it was registered by `share_pinned` and is given back once.
+            // SAFETY: the memory was registered by `share_pinned` and is unregistered once.
             match unsafe { sys::cuMemHostUnregister(buffer.bytes_mut().as_mut_ptr().cast()) }.result() {
                 Ok(()) => return,
                 Err(cause) => tracing::debug!(%cause, "cuMemHostUnregister"),
             }
         }
-        // A device may use it until the process ends.
+        // A device may use the memory until the process ends.
         std::mem::forget(buffer);
     }
 }
 
 impl Cuda {
-    /// Pinned memory that the ranks of this host sum without a copy between; `None` if they share none, or
-    /// the driver does not pin it.
+    /// Returns pinned memory in which the ranks of this host sum without a further copy. Returns `None` if
+    /// the ranks share no memory, or the driver does not pin it.
     fn share_pinned(&self, len_bytes: usize) -> Option<(u64, PinnedHost)> {
         let mut buffer = Buffer::zeroed_for_peers(len_bytes)?;
         let start = buffer.bytes_mut().as_mut_ptr();
-        // SAFETY: the memory is mapped, as long as that, and stays until it is unregistered; no other
+        // SAFETY: the memory is mapped, has this length, and stays mapped until it is unregistered. No other
         // registration shares its pages.
         let pinned =
             unsafe { sys::cuMemHostRegister_v2(start.cast(), len_bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }.result();
@@ -254,8 +255,8 @@ impl Cuda {
             return None;
         }
         let owner = Box::new(PinnedShare { buffer: Some(buffer), is_stuck: Arc::clone(&self.is_stuck) });
-        // SAFETY: the memory is as long as that, page-aligned, ours alone, and lives as long as its owner.
-        // What the devices and the other ranks do with it is ordered against what the host does.
+        // SAFETY: the memory has this length, is page-aligned, belongs to this buffer alone, and lives as
+        // long as its owner. Accesses by the devices and other ranks are ordered against the host's accesses.
         let buffer = unsafe { Buffer::foreign(NonNull::new(start)?, len_bytes, owner) };
         Some((start as u64, Arc::new(RwLock::new(buffer))))
     }
@@ -281,7 +282,8 @@ impl Platform for Cuda {
 
     fn allocate(&self, device: usize, len_bytes: usize) -> Result<u64> {
         self.current(device)?;
-        // SAFETY: whoever reads it before writing it breaks the contract of `Memory`, not of Rust.
+        // SAFETY: a caller that reads the memory before writing it breaks the contract of `Memory`, but no
+        // rule of Rust.
         checked("cuMemAlloc", unsafe { result::malloc_sync(len_bytes) })
     }
 
@@ -300,7 +302,7 @@ impl Platform for Cuda {
     }
 
     fn dlpack_name(&self, device: usize) -> (i32, i32) {
-        // The driver and the runtime number GPUs alike, both behind CUDA_VISIBLE_DEVICES.
+        // The driver and the runtime number GPUs in the same way, and both apply CUDA_VISIBLE_DEVICES.
         (loan::CUDA, self.gpus[device].ordinal)
     }
 
@@ -347,8 +349,8 @@ impl Platform for Cuda {
             return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
         };
         let owner: Box<dyn Any + Send + Sync> = Box::new(PinnedMemory { start, is_stuck: Arc::clone(&self.is_stuck) });
-        // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer.
-        // What the devices do with it is ordered by events against what the host does.
+        // SAFETY: the memory has this length, is page-aligned, belongs to this buffer alone, and is freed
+        // with it. Events order the devices' accesses against the host's accesses.
         let mut buffer = unsafe { Buffer::foreign(bytes, len_bytes, owner) };
         buffer.bytes_mut().fill(0);
         Ok((start as u64, Arc::new(RwLock::new(buffer))))
@@ -367,7 +369,7 @@ impl Platform for Cuda {
 
     fn destroy_stream(&self, device: usize, stream: u64) {
         self.streams.lock().remove(&stream);
-        // SAFETY: the stream came from `create_stream` and is destroyed once; what is on it still runs.
+        // SAFETY: the stream came from `create_stream` and is destroyed once. Its queued work still runs.
         let ended = self
             .current(device)
             .and_then(|_| checked("cuStreamDestroy", unsafe { result::stream::destroy(stream as sys::CUstream) }));
@@ -399,13 +401,13 @@ impl Platform for Cuda {
         self.current(stream.device())?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         let (stream, event) = (stream.id() as sys::CUstream, event.id() as sys::CUevent);
-        // SAFETY: both live, which their handles see to.
+        // SAFETY: both are alive, because their handles are.
         checked("cuStreamWaitEvent", unsafe { result::stream::wait_event(stream, event, flags) })
     }
 
     fn is_done(&self, event: &Event) -> Result<bool> {
         self.current(event.device())?;
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         match unsafe { result::event::query(event.id() as sys::CUevent) } {
             Ok(()) => Ok(true),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
@@ -422,8 +424,8 @@ impl Platform for Cuda {
     }
 
     fn turn(&self) -> Turn<'_> {
-        // Of the process: several stores may have opened one GPU. In one order, so that no two wait for each
-        // other.
+        // The locks belong to the process, because several stores may have opened one GPU. They are taken in
+        // one order, so that no two stores wait for each other.
         static TURNS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
         let ordinals: BTreeSet<usize> = self.gpus.iter().map(|gpu| gpu.ordinal.unsigned_abs() as usize % 64).collect();
         ordinals.into_iter().map(|ordinal| TURNS[ordinal].lock()).collect()
@@ -452,7 +454,7 @@ impl Platform for Cuda {
     }
 
     fn can_join(&self) -> bool {
-        // A GPU that was named twice has no group, and cannot meet others either.
+        // A GPU that was named twice has no group, and cannot join other ranks' devices either.
         self.group.is_some() && nccl::can_join()
     }
 
@@ -470,7 +472,8 @@ impl Platform for Cuda {
     }
 
     fn leave(&self, joined: u64) {
-        // Not under the lock: others ask it while they wait, and parting may take seconds.
+        // The group is dropped without the lock, because other threads take the lock while they wait, and
+        // leaving the group may take seconds.
         let left = self.joined.lock().remove(&joined);
         drop(left);
     }

@@ -1,6 +1,6 @@
-// MXNet's 2-bit and 1-bit gradient compression. A thread does one byte of codes: four values of two bits, or
-// eight of one, the first in the highest bits. Bytes of the last word that stand for no value are zero. A thread
-// of `decode_sum` does one value.
+// MXNet's 2-bit and 1-bit gradient compression. A thread computes one byte of codes: four values of two bits,
+// or eight values of one bit. The first value is in the highest bits. Bytes of the last word without a value
+// are zero. A thread of `decode_sum` computes one value.
 
 template <int N> static __device__ __forceinline__ void load(float* into, const float* from, u64 first, u64 len) {
     if (first + N <= len && aligned(from)) {
@@ -88,7 +88,7 @@ extern "C" __global__ void add_dequantised_1bit(float* sum, const u8* codes, u64
     }
 }
 
-// A block of 32 sums is `bits` words: bit i of word j is bit j of the number stored for sum i.
+// A block of 32 sums has `bits` words. Bit i of word j is bit j of the number that is stored for sum i.
 extern "C" __global__ void decode_sum(
     float* values, const u32* sums, u32 bits, int factor, int count, float unit, u64 len) {
     for (u64 i = first_index(); i < len; i += stride()) {

@@ -1,5 +1,5 @@
-// Up to 32 copies in one launch: a bucket is packed from its keys, or unpacked into them. One row of blocks does
-// one copy.
+// Up to 32 copies in one launch: a bucket is packed from its keys, or unpacked into them. Each row of blocks
+// makes one copy.
 
 struct Pairs { const u8* from[32]; u8* to[32]; u64 bytes[32]; };
 

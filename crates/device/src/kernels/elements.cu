@@ -1,5 +1,6 @@
-// Element types: how each is loaded, in which type it is computed, and how it is stored. Free of headers, so
-// that the compiler alone is enough. A half is rounded to nearest even when it is stored, as on the host.
+// The element types: how each type is loaded and stored, and the type in which the kernels compute with it.
+// The file includes no headers, so the compiler alone is enough. float16 and bfloat16 values are rounded to
+// nearest even when they are stored, as on the host.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -49,7 +50,7 @@ template <> struct Element<BF16> {
     }
 };
 
-// Integers wrap: they are added as unsigned.
+// Integers wrap, because they are added as unsigned numbers.
 template <typename R> struct Plus {
     static __device__ __forceinline__ R of(R a, R b) { return a + b; }
 };

@@ -1,4 +1,5 @@
-// The sum of up to eight buffers, in their order. Halves are added in float and rounded once.
+// The sum of up to eight buffers, in their order. float16 and bfloat16 values are added in float and rounded
+// once.
 
 struct Addends { const void* at[8]; };
 

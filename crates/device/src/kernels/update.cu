@@ -1,6 +1,6 @@
-// One step of an optimizer, in the order of operations of src/optim of the crate kernels, which is fixed to the
-// bit: compiled without fused multiply-add. Weights that are halves are updated in float, or through a float
-// master copy.
+// One step of an optimizer. The order of operations is that of src/optim in the crate kernels, and the
+// results have the same bits, so fused multiply-add is off in the compiler. float16 and bfloat16 weights are
+// updated in float, or through a float master copy.
 
 struct Step { double rate, decay, rescale, clip, first, second, epsilon, bound; };
 
@@ -61,7 +61,7 @@ static __device__ __forceinline__ R next(const Step& step, int rule, R w, R g, R
         slot0[i] = kept - rate * (gradient + decay * moved);
         return moved;
     }
-    // An infinite limit is none.
+    // An infinite limit means no limit.
     bool is_clipped = step.clip <= 1.7976931348623157e308;
     R part = is_clipped ? rate * clipped<R>(g * rescale, clip) : rate * rescale * g;
     R moved = momentum * (rule == MOMENTUM ? slot0[i] : (R)0) - rate * decay * w - part;
