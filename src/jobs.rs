@@ -381,7 +381,7 @@ async fn shard_rows(
             rest = behind;
         }
     };
-    let weights = all.gather(Parts::of_lens(lens), fill).await;
+    let weights = all.gather(Parts::of_lens(lens), fill).await?;
     let (mut rest, value) = (weights.bytes(), unshare(value).bytes_mut());
     for (place, _) in (0..all.size).flat_map(pieces) {
         let (piece, behind) = rest.split_at(place.len());

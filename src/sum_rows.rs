@@ -24,7 +24,7 @@ pub(super) async fn sum_rows(all: &Collectives, entry: &Entry, own: &MergedRows)
     match way {
         RowWay::Gather => {
             let lens = ids.iter().map(|ids| ids.len() * row_bytes);
-            let gathered = all.gather(Parts::of_lens(lens), |part| part.copy_from_slice(own.rows.bytes())).await;
+            let gathered = all.gather(Parts::of_lens(lens), |part| part.copy_from_slice(own.rows.bytes())).await?;
             let mut rest = gathered.bytes();
             let parts: Vec<(&[i64], &[u8])> =
                 ids.iter().map(|ids| (&ids[..], take(&mut rest, ids.len() * row_bytes))).collect();
@@ -35,13 +35,13 @@ pub(super) async fn sum_rows(all: &Collectives, entry: &Entry, own: &MergedRows)
             let given: Vec<usize> = owners.places(&own.ids).iter().map(|place| place.len() * row_bytes).collect();
             let mine: Vec<&[i64]> = ids.iter().map(|ids| &ids[owners.places(ids)[rank].clone()]).collect();
             let taken: Vec<usize> = mine.iter().map(|ids| ids.len() * row_bytes).collect();
-            let blocks = all.alltoall((given, taken), Memory::Shared(Arc::clone(&own.rows))).await;
+            let blocks = all.alltoall((given, taken), Memory::Shared(Arc::clone(&own.rows))).await?;
             let mut rest = blocks.bytes();
             let parts: Vec<(&[i64], &[u8])> =
                 mine.iter().map(|ids| (*ids, take(&mut rest, ids.len() * row_bytes))).collect();
             let sum = MergedRows::sum_of(entry, parts.into_iter());
             let parts = Parts::of_lens(owners.places(&union).iter().map(|place| place.len() * row_bytes));
-            let rows = all.gather(parts, |part| part.copy_from_slice(sum.rows.bytes())).await;
+            let rows = all.gather(parts, |part| part.copy_from_slice(sum.rows.bytes())).await?;
             Ok(MergedRows { ids: union, rows: Arc::new(rows) })
         }
         RowWay::Dense => {
@@ -58,9 +58,9 @@ pub(super) async fn sum_rows(all: &Collectives, entry: &Entry, own: &MergedRows)
 /// Gathers every rank's ids. Collective.
 async fn gather_ids(all: &Collectives, own: &[i64], rows: usize) -> Result<Vec<Vec<i64>>> {
     let code = row_ids::encode(own, rows);
-    let lens = all.gather_word(code.len() as u64).await;
+    let lens = all.gather_word(code.len() as u64).await?;
     let parts = Parts::of_lens(lens.iter().map(|len| *len as usize));
-    let codes = all.gather(parts, |part| part.copy_from_slice(&code)).await;
+    let codes = all.gather(parts, |part| part.copy_from_slice(&code)).await?;
     let mut rest = codes.bytes();
     let ids = lens.iter().map(|len| {
         let ids = row_ids::decode(take(&mut rest, *len as usize), rows);

@@ -144,7 +144,10 @@ mod tests {
         let mut state = ProgressState { words: "host 3 of 8".to_owned(), ..ProgressState::default() };
         assert_eq!(line(&state, Duration::from_millis(2300)), "progress: 2 s so far: host 3 of 8");
         state.parts = Some((7, 35));
-        assert_eq!(line(&state, Duration::from_secs(12)), "progress: 7 of 35 done, 12 s so far, about 48 s left: host 3 of 8");
+        assert_eq!(
+            line(&state, Duration::from_secs(12)),
+            "progress: 7 of 35 done, 12 s so far, about 48 s left: host 3 of 8"
+        );
     }
 
     #[test]

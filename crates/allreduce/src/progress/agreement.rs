@@ -39,7 +39,7 @@ use crate::progress::freezing::{Logs, PendingFreeze};
 use crate::progress::messages::{
     Call, Freeze, Launch, Operation, Order, Overdue, Refusal, RunTo, StoppedCycle, Stuck, Topic, Transfer,
 };
-use crate::transport::OF_A_SET;
+use crate::transport::{OF_A_SET, later};
 
 pub use late::{LateCall, STILL_S};
 
@@ -281,7 +281,7 @@ impl Agreement {
                 Error::argument(what, "until every rank has called join, call only sums and averages"),
             );
         }
-        self.launched = self.launched.wrapping_add(1);
+        self.launched = later(self.launched, 1);
         let call = (!joined.is_empty()).then(|| Box::new(first.clone()));
         Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call, from: None })
     }
@@ -327,7 +327,7 @@ impl Agreement {
         self.pending.clear();
         self.logs.clear();
         steps.iter().for_each(|step| self.names.is_frozen(&step.topic));
-        Order::Freeze(Freeze { epoch: self.cycles.epochs, last, number: self.launched.wrapping_add(1), steps, units })
+        Order::Freeze(Freeze { epoch: self.cycles.epochs, last, number: later(self.launched, 1), steps, units })
     }
 
     /// Goes back to launching one by one. Operations that every rank has called launch now.
@@ -400,7 +400,7 @@ impl Agreement {
             self.cycles.has_stood_still = self.cycles.still_at.replace(place) == Some(place);
         }
         self.phase = AgreementPhase::Open;
-        self.launched = self.launched.wrapping_add(end.until as u32);
+        self.launched = later(self.launched, end.until);
         // A pause does not prove that the cycle was frozen too early.
         if !was_paused {
             self.try_less_often(cycles);

@@ -15,6 +15,7 @@ use ringpull_base::Error;
 use crate::progress::frozen::{FrozenCycle, Unit};
 use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, StoppedCycle, Terms, Topic, Transfer};
 use crate::progress::rest::{CatchUpQueue, QueuedOperation};
+use crate::transport::OF_A_SET;
 
 /// An action that follows from a call or a message.
 #[derive(Debug, Clone, PartialEq)]
@@ -405,8 +406,8 @@ impl Calls {
     /// Returns the unit of the frozen cycle with this number, counted from the freeze.
     pub fn unit(&self, number: u32) -> Option<u64> {
         let frozen = self.frozen.as_ref()?;
-        let unit = u64::from(number.wrapping_sub(frozen.number()));
-        (unit < frozen.begun()).then_some(unit)
+        let unit = u64::from(number.wrapping_sub(frozen.number()) & !OF_A_SET);
+        (number & OF_A_SET == 0 && unit < frozen.begun()).then_some(unit)
     }
 
     /// Returns the number of units that this rank has begun of the last frozen cycle.

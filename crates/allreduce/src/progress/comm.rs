@@ -14,7 +14,7 @@
 //! Until then they are held. Held operations delay only later operations of their topics and jobs that run
 //! alone.
 //!
-//! An operation of a process set begins at once, and no operation waits for it: its ranks begin it between
+//! An operation of a process set begins at once, unless another has its tag, and no operation waits for it: its ranks begin it between
 //! operations of all ranks, and each rank does so when it receives the launch.
 
 use std::collections::VecDeque;
@@ -32,6 +32,7 @@ use crate::progress::job::Submission;
 use crate::progress::layout::Layout;
 use crate::progress::messages::{Launch, Topic, Transfer};
 use crate::progress::shared::{Command, LaunchedJobs, Shared};
+use crate::transport::tag;
 
 /// An operation under way: of one job, or of several sums in a bucket.
 struct RunningOperation {
@@ -59,6 +60,8 @@ struct CommThread<'a> {
     running: Vec<RunningOperation>,
     /// Commands of all ranks that may not begin yet, in order.
     held: VecDeque<Command>,
+    /// Operations of process sets that wait for another operation with their tag to end, in order.
+    held_of_sets: VecDeque<Command>,
     finishing: &'a Sender<Submission>,
     /// Memory of buckets, for the next ones of the same length.
     buckets: Vec<Buffer>,
@@ -73,8 +76,8 @@ pub(super) fn communicate(
     finishing: &Sender<Submission>,
 ) {
     waits::leave_out_this_thread();
-    let (running, held, buckets) = (Vec::new(), VecDeque::new(), Vec::new());
-    let mut comm = CommThread { shared, communicator, running, held, finishing, buckets };
+    let (running, held, held_of_sets, buckets) = (Vec::new(), VecDeque::new(), VecDeque::new(), Vec::new());
+    let mut comm = CommThread { shared, communicator, running, held, held_of_sets, finishing, buckets };
     let mut lingers = false;
     loop {
         if comm.running.is_empty()
@@ -83,7 +86,8 @@ pub(super) fn communicate(
             // Commands are sent under this lock, and no command is sent after a fault. So these are all
             // commands.
             let waiting = shared.waiting.lock();
-            let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
+            let left = comm.held_of_sets.drain(..).chain(comm.held.drain(..)).chain(inbox.try_iter());
+            let left: Vec<Command> = left.collect();
             drop(waiting);
             left.into_iter().flat_map(Command::into_jobs).for_each(|(_, job)| shared.abandon(job, &fault));
             break;
@@ -96,7 +100,10 @@ pub(super) fn communicate(
             None => inbox.try_recv().unwrap_or(Command::Go),
         };
         match command {
-            command if !was_held && comm.holds(&command) => comm.held.push_back(command),
+            command if !was_held && comm.holds(&command) => {
+                let held = if command.is_of_a_set() { &mut comm.held_of_sets } else { &mut comm.held };
+                held.push_back(command);
+            }
             // Every rank has called the barrier, so nothing is left to be done.
             Command::Run(LaunchedJobs { jobs, launch, cycle_bytes: None }) if launch.topic == Topic::Barrier => {
                 match shared.condition.fault() {
@@ -129,20 +136,29 @@ impl CommThread<'_> {
     }
 
     /// Returns true if a command must be held, because it may not begin or may not pass held commands. An
-    /// operation of a process set is never held: its ranks may wait for it before they come to the operations
-    /// under way.
+    /// operation of a process set is held only while another has its tag: its ranks may wait for it before they
+    /// come to the operations under way.
     fn holds(&self, command: &Command) -> bool {
-        let is_of_all = match command {
-            Command::Run(launched) => launched.launch.topic.set().is_none(),
-            Command::Stop => true,
-            Command::Go => false,
-        };
+        if matches!(command, Command::Go) || command.is_of_a_set() {
+            return self.shares_tag(command);
+        }
         let may_begin = || self.running_of_all() < self.communicator.most_under_way() && !self.waits(command, 0);
-        is_of_all && (!self.held.is_empty() || !may_begin())
+        !self.held.is_empty() || !may_begin()
+    }
+
+    /// Returns true if the messages of an operation under way could be taken for those of the command. That
+    /// operation ends without the command: every rank has called it or will.
+    fn shares_tag(&self, command: &Command) -> bool {
+        let Command::Run(launched) = command else { return false };
+        let own = tag(launched.launch.number);
+        self.running.iter().any(|running| !running.is_done() && tag(running.launch.number) == own)
     }
 
     /// Takes the first held command that may begin. The commands that it passes keep their places.
     fn take_held(&mut self) -> Option<Command> {
+        if let Some(at) = self.held_of_sets.iter().position(|command| !self.shares_tag(command)) {
+            return self.held_of_sets.remove(at);
+        }
         let room = self.communicator.most_under_way().saturating_sub(self.running_of_all());
         let may_pass =
             |at: &usize| *at == 0 || !self.keeps_place(&self.held[*at - 1]) && !self.keeps_place(&self.held[*at]);
@@ -151,9 +167,9 @@ impl CommThread<'_> {
         self.held.remove(at)
     }
 
-    /// Returns true if a command waits for operations of its topics. Any command waits for operations that
-    /// are held before it. A command that needs the results of earlier operations also waits for those under
-    /// way.
+    /// Returns true if a command waits for operations of its topics, or for one with its tag. Any command
+    /// waits for operations of its topics that are held before it. A command that needs the results of earlier
+    /// operations also waits for those under way. The last command waits for all operations of process sets.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
         // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
@@ -162,6 +178,8 @@ impl CommThread<'_> {
         let waits_for_running = command.needs_earlier() || self.shared.elastic.is_some();
         (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::jobs).any(|(topic, _)| is_of(topic))
+            || self.shares_tag(command)
+            || (matches!(command, Command::Stop) && !self.held_of_sets.is_empty())
     }
 
     /// Returns true if a command passes no held command and no command passes it. Another rank that has begun
@@ -472,7 +490,7 @@ impl CommThread<'_> {
         if !self.running.iter().any(RunningOperation::is_done) {
             return;
         }
-        while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
+        while let Some(at) = self.next_to_go() {
             let RunningOperation { mut jobs, bucket, launch, advances, state, .. } = self.running.remove(at);
             let BegunOperation::Done(memory) = state else { unreachable!("it is done") };
             if let Some(mut bucket) = bucket {
@@ -486,10 +504,25 @@ impl CommThread<'_> {
         }
     }
 
-    fn may_go(&self, at: usize) -> bool {
+    /// Returns the place of the first operation that may be handed on.
+    fn next_to_go(&self) -> Option<usize> {
+        // The topics for which held commands wait: their own, and those of operations that the operations of
+        // these topics may not overtake.
+        let mut awaited: Vec<&Topic> = self.held.iter().flat_map(Command::jobs).map(|(topic, _)| topic).collect();
+        if !awaited.is_empty() {
+            for running in self.running.iter().rev() {
+                if running.topics().any(|topic| awaited.contains(&topic)) {
+                    awaited.extend(running.topics());
+                }
+            }
+        }
+        (0..self.running.len()).find(|at| self.may_go(*at, &awaited))
+    }
+
+    fn may_go(&self, at: usize, awaited: &[&Topic]) -> bool {
         let sum = &self.running[at];
         let shares = |earlier: &RunningOperation| earlier.topics().any(|topic| sum.topics().any(|own| own == topic));
-        let is_awaited = self.held.iter().any(|command| sum.topics().any(|topic| command.is_of(topic)));
+        let is_awaited = sum.topics().any(|topic| awaited.contains(&topic));
         let is_apart = |earlier: &RunningOperation| !earlier.launch.topic.shares_ranks(&sum.launch.topic);
         let gives_way = |earlier: &RunningOperation| {
             is_apart(earlier) || ((is_awaited || earlier.priority < sum.priority) && !shares(earlier))

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::progress::messages::{Call, Freeze, Step, Topic, Transfer};
+use crate::transport::later;
 
 /// Operations that travel together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,7 +164,7 @@ impl FrozenCycle {
         let indices = members.iter().map(|step| called[*step as usize]).collect::<Option<Vec<u64>>>()?;
         let members =
             members.iter().map(|step| (self.freeze.steps[*step as usize].topic.clone(), self.ordinal(cycle, *step)));
-        let number = self.freeze.number.wrapping_add(number as u32);
+        let number = later(self.freeze.number, number);
         Some((Unit { number, members: members.collect(), cycle_bytes: self.cycle_bytes }, indices))
     }
 

@@ -57,28 +57,29 @@ impl Collectives {
     }
 
     /// Gathers a part from every rank. `parts` has their bounds in bytes, and `fill` writes this rank's part.
-    pub async fn gather(&self, parts: Parts, fill: impl FnOnce(&mut [u8])) -> Buffer {
-        let (passage, mut all) = (self.passage, Buffer::zeroed(parts.len()));
+    pub async fn gather(&self, parts: Parts, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
+        let (passage, mut all) = (self.passage, Buffer::try_zeroed(parts.len(), "the data of all ranks")?);
         fill(&mut all.bytes_mut()[parts.range(self.rank..self.rank + 1)]);
         let begin = move |comm: &mut Communicator| Ok(comm.begin_allgather(None, parts, Memory::Own(all), passage));
-        self.run(begin).await.into_buffer()
+        Ok(self.run(begin).await.into_buffer())
     }
 
     /// Returns every rank's `own` word.
-    pub async fn gather_word(&self, own: u64) -> Vec<u64> {
+    pub async fn gather_word(&self, own: u64) -> Result<Vec<u64>> {
         const WORD: usize = size_of::<u64>();
         let parts = Parts::of((0..=self.size).map(|rank| rank * WORD).collect());
-        let all = self.gather(parts, |word| word.copy_from_slice(&own.to_ne_bytes())).await;
-        all.bytes().chunks_exact(WORD).map(bytemuck::pod_read_unaligned).collect()
+        let all = self.gather(parts, |word| word.copy_from_slice(&own.to_ne_bytes())).await?;
+        Ok(all.bytes().chunks_exact(WORD).map(bytemuck::pod_read_unaligned).collect())
     }
 
     /// Exchanges blocks with every rank. Returns the received blocks in the order of the ranks. `input` has
     /// `given[r]` bytes for rank `r`, and `taken[r]` bytes come from it.
-    pub async fn alltoall(&self, (given, taken): (Vec<usize>, Vec<usize>), input: Memory) -> Buffer {
-        let (passage, out) = (self.passage, Memory::Own(Buffer::zeroed(taken.iter().sum())));
+    pub async fn alltoall(&self, (given, taken): (Vec<usize>, Vec<usize>), input: Memory) -> Result<Buffer> {
+        let out = Buffer::try_zeroed(taken.iter().sum(), "the blocks of an alltoall")?;
+        let (passage, out) = (self.passage, Memory::Own(out));
         let begin =
             move |comm: &mut Communicator| Ok(comm.begin_alltoall(None, (&given, &taken), (input, out), passage));
-        self.run(begin).await.into_output().into_buffer()
+        Ok(self.run(begin).await.into_output().into_buffer())
     }
 
     /// Returns the sum of every rank's `data`.

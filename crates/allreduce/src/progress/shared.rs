@@ -61,6 +61,10 @@ impl Command {
         jobs.iter()
     }
 
+    pub(super) fn is_of_a_set(&self) -> bool {
+        matches!(self, Command::Run(launched) if launched.launch.topic.set().is_some())
+    }
+
     pub(super) fn is_of(&self, topic: &Topic) -> bool {
         self.jobs().any(|(own, _)| own == topic)
     }

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 
 use ringpull_base::{Error, Result};
 
-use crate::transport::{SendMode, Stamp, Transport};
+use crate::transport::{SendMode, Stamp, Transport, tag};
 
 struct QueuedMessage {
     data: Vec<u8>,
@@ -27,12 +27,12 @@ unsafe impl Send for PostedReceive {}
 /// One rank's end.
 pub struct Inproc {
     rank: usize,
-    to: Vec<Sender<(Stamp, QueuedMessage)>>,
-    from: Vec<Receiver<(Stamp, QueuedMessage)>>,
-    /// The receives whose messages have not come, per peer and stamp.
-    posted: Vec<BTreeMap<Stamp, VecDeque<PostedReceive>>>,
-    /// The messages without a receive so far, per peer and stamp.
-    early: Vec<BTreeMap<Stamp, VecDeque<QueuedMessage>>>,
+    to: Vec<Sender<(u32, QueuedMessage)>>,
+    from: Vec<Receiver<(u32, QueuedMessage)>>,
+    /// The receives whose messages have not come, per peer and tag.
+    posted: Vec<BTreeMap<u32, VecDeque<PostedReceive>>>,
+    /// The messages without a receive so far, per peer and tag.
+    early: Vec<BTreeMap<u32, VecDeque<QueuedMessage>>>,
     sent: Vec<u32>,
     /// The tokens of synchronous sends that the peers have received.
     heard: (Sender<u32>, Receiver<u32>),
@@ -49,8 +49,8 @@ pub fn world(size: usize) -> Vec<Inproc> {
 /// same host.
 pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
     let size = hosts.len();
-    let mut to: Vec<Vec<Sender<(Stamp, QueuedMessage)>>> = (0..size).map(|_| Vec::new()).collect();
-    let mut from: Vec<Vec<Receiver<(Stamp, QueuedMessage)>>> = (0..size).map(|_| Vec::new()).collect();
+    let mut to: Vec<Vec<Sender<(u32, QueuedMessage)>>> = (0..size).map(|_| Vec::new()).collect();
+    let mut from: Vec<Vec<Receiver<(u32, QueuedMessage)>>> = (0..size).map(|_| Vec::new()).collect();
     for sender in &mut to {
         for receiver in &mut from {
             let (tx, rx) = unbounded();
@@ -84,10 +84,10 @@ impl Inproc {
         }
     }
 
-    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &PostedReceive, message: QueuedMessage) -> Result<()> {
+    fn deliver(&mut self, peer: usize, tag: u32, posted: &PostedReceive, message: QueuedMessage) -> Result<()> {
         let data = &message.data[..];
         if data.len() != posted.into.len() {
-            let what = format!("{} bytes of operation {stamp} instead of {} bytes", data.len(), posted.into.len());
+            let what = format!("{} bytes of operation {tag} instead of {} bytes", data.len(), posted.into.len());
             return Err(Error::protocol(self.rank, format!("rank {peer}"), what));
         }
         // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.
@@ -101,12 +101,12 @@ impl Inproc {
     }
 }
 
-/// Takes the front of the stamp's queue. Removes the queue if it is then empty.
-fn take<T>(queues: &mut BTreeMap<Stamp, VecDeque<T>>, stamp: Stamp) -> Option<T> {
-    let queue = queues.get_mut(&stamp)?;
+/// Takes the front of the tag's queue. Removes the queue if it is then empty.
+fn take<T>(queues: &mut BTreeMap<u32, VecDeque<T>>, tag: u32) -> Option<T> {
+    let queue = queues.get_mut(&tag)?;
     let front = queue.pop_front();
     if queue.is_empty() {
-        queues.remove(&stamp);
+        queues.remove(&tag);
     }
     front
 }
@@ -124,7 +124,7 @@ impl Transport for Inproc {
         // SAFETY: the caller keeps `data` valid and unchanged; it is copied before this returns.
         let data = unsafe { &*data }.to_vec();
         let waiting = (mode == SendMode::Synchronous).then(|| (self.heard.0.clone(), token));
-        self.to[to].send((stamp, QueuedMessage { data, waiting })).map_err(|_| self.lost(to))?;
+        self.to[to].send((tag(stamp), QueuedMessage { data, waiting })).map_err(|_| self.lost(to))?;
         if mode == SendMode::Standard {
             self.sent.push(token);
         }
@@ -132,11 +132,11 @@ impl Transport for Inproc {
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
-        let posted = PostedReceive { into, token };
-        if let Some(message) = take(&mut self.early[from], stamp) {
-            return self.deliver(from, stamp, &posted, message);
+        let (posted, tag) = (PostedReceive { into, token }, tag(stamp));
+        if let Some(message) = take(&mut self.early[from], tag) {
+            return self.deliver(from, tag, &posted, message);
         }
-        self.posted[from].entry(stamp).or_default().push_back(posted);
+        self.posted[from].entry(tag).or_default().push_back(posted);
         Ok(())
     }
 
@@ -146,9 +146,9 @@ impl Transport for Inproc {
         for peer in 0..self.posted.len() {
             loop {
                 match self.from[peer].try_recv() {
-                    Ok((stamp, message)) => match take(&mut self.posted[peer], stamp) {
-                        Some(posted) => self.deliver(peer, stamp, &posted, message)?,
-                        None => self.early[peer].entry(stamp).or_default().push_back(message),
+                    Ok((tag, message)) => match take(&mut self.posted[peer], tag) {
+                        Some(posted) => self.deliver(peer, tag, &posted, message)?,
+                        None => self.early[peer].entry(tag).or_default().push_back(message),
                     },
                     Err(TryRecvError::Disconnected) if !self.posted[peer].is_empty() => return Err(self.lost(peer)),
                     Err(_) => break,

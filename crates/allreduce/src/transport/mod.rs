@@ -62,12 +62,27 @@ fn moved(messages: usize) {
 }
 
 /// The number of the operation that a message belongs to. The messages of operations that are in flight
-/// together do not mix, and none waits behind another's. Operations whose stamps differ by a multiple of
-/// 16384 must not be in flight together, unless only one of them has the bit [`OF_A_SET`].
+/// together do not mix, and none waits behind another's. Operations with the same [`tag`] must not be in
+/// flight together.
 pub type Stamp = u32;
 
 /// The bit in the stamp of a process set's operation. These operations have numbers of their own.
 pub const OF_A_SET: Stamp = 1 << 31;
+
+/// The number of bits of a [`tag`]. Every MPI allows tags up to 32767.
+const TAG_BITS: u32 = 15;
+
+/// Returns what a message carries of its operation's stamp. The tags of operations of all ranks repeat after
+/// 16384 of them, and so do those of process sets.
+pub fn tag(stamp: Stamp) -> u32 {
+    const OF_SETS: u32 = 1 << (TAG_BITS - 1);
+    (if stamp & OF_A_SET == 0 { 0 } else { OF_SETS }) | stamp & (OF_SETS - 1)
+}
+
+/// Returns the stamp of the operation of all ranks that is `count` operations after the one of `stamp`.
+pub fn later(stamp: Stamp, count: u64) -> Stamp {
+    stamp.wrapping_add(count as u32) & !OF_A_SET
+}
 
 /// A collective of equal blocks that a library may offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -19,19 +19,12 @@ use crate::transport::library::{
 use crate::transport::remaining::RemainingProcesses;
 use crate::transport::sockets::Sockets;
 use crate::transport::ulfm::Ulfm;
-use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
+use crate::transport::{BlockCollective, SendMode, Stamp, TAG_BITS, Transport};
 
-/// The bits of a tag for the stamp, and the bit for process sets. Every MPI allows tags up to 32767.
-const TAG_MASK: u32 = 0x3fff;
-const TAG_OF_A_SET: u32 = 0x4000;
-
-/// The number of bits of a tag below the number of lost ranks. Only Open MPI 5 and later go on after a loss,
-/// and they allow all tags of an int.
-const TAG_BITS: u32 = 15;
-
+/// Returns MPI's tag. The number of lost ranks is in the bits above. Only Open MPI 5 and later go on after a
+/// loss, and they allow all tags of an int.
 fn tag(stamp: Stamp, lost: usize) -> c_int {
-    let of_a_set = if stamp & OF_A_SET == 0 { 0 } else { TAG_OF_A_SET };
-    ((lost as u32) << TAG_BITS | of_a_set | stamp & TAG_MASK) as c_int
+    ((lost as u32) << TAG_BITS | crate::transport::tag(stamp)) as c_int
 }
 
 /// Returns a number that is equal on processes that reach each other over loopback, and almost surely differs

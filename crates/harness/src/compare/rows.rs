@@ -97,7 +97,8 @@ mod tests {
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
         let modes = ["dist_sync_mpi", "dist_sync:1shared", "dist_sync:2"].map(|mode| mode.parse().unwrap());
         let variants = Variant::list(&modes, &[Peer::Horovod]);
-        let found = rounds::run(&mut Fake::default(), &variants, &vec![vec![job.clone()]; 3], Vec::new(), &mut |_, _| ());
+        let found =
+            rounds::run(&mut Fake::default(), &variants, &vec![vec![job.clone()]; 3], Vec::new(), &mut |_, _| ());
         let rows = rows(&found, &variants, &job, &setup);
         assert!(matches!(&rows[1].outcome, Outcome::Measured { rounds, failure: Some(error), .. }
             if rounds.len() == 1 && error.contains("rank 2 is lost")));
