@@ -8,3 +8,4 @@ mod leave;
 mod many;
 mod schedule;
 mod stop;
+mod tags;
