@@ -24,6 +24,58 @@ pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
+/// Options of `mpirun` and `horovodrun` without a value, without their dashes.
+const FLAGS: &str = "allow-run-as-root oversubscribe nooversubscribe report-bindings tag-output timestamp-output \
+    display-map display-allocation verbose v q quiet nolocal pernode bycore byslot bynode use-hwthread-cpus \
+    leave-session-attached debug-daemons enable-recovery continuous do-not-launch gloo mpi disable-cache \
+    genvall genvnone envall envnone prepend-rank l print-all-exitcodes";
+
+/// Options with two values.
+const PAIRS: &str = "mca gmca omca prtemca pmixmca genv env";
+
+/// The options of the first `mpirun` of a command with their values: its words up to the program, and those
+/// after a `:` up to the next one. `None` if the command runs no `mpirun`.
+pub(super) fn mpirun_options(words: &[String]) -> Option<Vec<&str>> {
+    let start = words.iter().position(|word| is_mpirun(word))?;
+    let mut all = words[start + 1..].iter().map(String::as_str).take_while(|word| *word != ";");
+    let (mut own, mut in_program) = (Vec::new(), false);
+    while let Some(word) = all.next() {
+        // A shell may put options in the place of a variable.
+        in_program = word != ":" && (in_program || !word.starts_with(['-', '$']));
+        if in_program {
+            continue;
+        }
+        own.push(word);
+        let is_in = |list: &str| list.split_whitespace().any(|name| name == word.trim_start_matches('-'));
+        let is_complete = !word.starts_with('-') || word.starts_with("--") && word.contains('=') || is_in(FLAGS);
+        own.extend(all.by_ref().take(if is_complete { 0 } else { 1 + usize::from(is_in(PAIRS)) }));
+    }
+    Some(own)
+}
+
+/// The words of a shell's script, without quotes and comments, and with `;` between its commands.
+pub(super) fn script_words(script: &str) -> Vec<String> {
+    let (mut words, mut word, mut rest) = (Vec::new(), String::new(), script);
+    while let Some(c) = rest.chars().next() {
+        rest = &rest[c.len_utf8()..];
+        match (c, rest.split_once(c)) {
+            ('"' | '\'', Some((quoted, after))) => {
+                word.push_str(quoted);
+                rest = after;
+            }
+            ('#', _) if word.is_empty() => rest = rest.find('\n').map_or("", |end| &rest[end..]),
+            ('\\', _) if rest.starts_with('\n') => rest = &rest[1..],
+            _ if c.is_whitespace() || ";&|".contains(c) => {
+                words.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
+                words.extend((c == '\n' || !c.is_whitespace()).then(|| ";".to_owned()));
+            }
+            _ => word.push(c),
+        }
+    }
+    words.extend((!word.is_empty()).then_some(word));
+    words
+}
+
 /// Divides a command into its words, with those of shells' scripts apart and `;` between their commands, and
 /// the texts of programs, as `python3 -c` and Kubeflow pipelines have them.
 pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>) {

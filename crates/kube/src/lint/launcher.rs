@@ -3,7 +3,7 @@
 
 use super::Findings;
 use super::job::{MpiJobSpec, RoleView};
-use crate::command::is_mpirun;
+use crate::command::{is_mpirun, mpirun_options};
 
 /// Variables that the operator sets itself, after the user's.
 const OPERATORS: [&str; 9] = [
@@ -27,32 +27,35 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     first_container(job, findings);
 }
 
-/// `mpirun` and the words after it, if the launcher runs it.
+/// The options of `mpirun`, if the launcher runs it.
 fn mpirun(role: &RoleView) -> Option<Vec<String>> {
-    let words = role.words();
-    let at = words.iter().position(|word| is_mpirun(word))?;
-    Some(words[at..].to_vec())
+    mpirun_options(&role.words()).map(|own| own.into_iter().map(str::to_owned).collect())
 }
 
 fn has(words: &[String], options: &[&str]) -> bool {
     words.iter().any(|word| options.contains(&word.as_str()))
 }
 
+/// The number of ranks that the launcher's `mpirun` is told to start; 0 if it is not known. The ranks of
+/// several programs add up.
+pub(super) fn asked(launcher: &RoleView) -> i64 {
+    let words = mpirun(launcher).unwrap_or_default();
+    let of_program = |own: &[String]| {
+        let count = own.iter().enumerate().find_map(|(at, word)| match word.split_once('=') {
+            Some(("--np" | "--n", count)) => Some(count),
+            _ => own
+                .get(at + 1)
+                .filter(|_| ["-np", "-n", "--np", "--n", "-c"].contains(&word.as_str()))
+                .map(String::as_str),
+        });
+        count.and_then(|count| expanded(count, launcher)?.parse::<i64>().ok()).unwrap_or(0)
+    };
+    words.split(|word| word == ":").map(of_program).fold(0, i64::saturating_add)
+}
+
 fn ranks(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
-    // The ranks of several programs add up.
-    let counts = words.windows(2).filter_map(|pair| match pair[0].split_once('=') {
-        Some(("--np" | "--n", count)) => Some(count.to_owned()),
-        _ if ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()) => Some(pair[1].clone()),
-        _ => None,
-    });
-    let counts: Vec<i64> = counts.filter_map(|count| expanded(&count, &job.launcher)?.parse().ok()).collect();
-    let several = words.iter().any(|word| word == ":");
-    let asked: i64 = if several {
-        counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
-    } else {
-        counts.first().copied().unwrap_or(0)
-    };
+    let asked = asked(&job.launcher);
     let (room, slots, pods) = (job.ranks(), job.slots(), job.ranks() / job.slots().max(1));
     let at = job.launcher_words();
     let over = has(&words, &["--oversubscribe", "-oversubscribe"])
@@ -167,7 +170,8 @@ fn environment(job: &MpiJobSpec, findings: &mut Findings) {
     for (name, at) in job.launcher.env() {
         let own = ["OMPI_", "PMIX_", "PRTE_", "K_MPI_"].iter().any(|prefix| name.starts_with(prefix));
         let passed = words.windows(2).any(|pair| pair[0] == "-x" && pair[1].split('=').next() == Some(name));
-        if !own && !passed && !reads(&job.launcher, name) {
+        let may_pass = words.iter().any(|word| word.starts_with('$'));
+        if !own && !passed && !may_pass && !reads(&job.launcher, name) {
             findings.add(
                 "launcher-env",
                 &at,
@@ -227,8 +231,8 @@ fn root(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
     let allowed =
         has(&words, &["--allow-run-as-root", "-allow-run-as-root"]) || job.launcher.has_env("OMPI_ALLOW_RUN_AS_ROOT");
-    let orted = ["mpirun", "orterun", "prterun", "mpiexec"].contains(&words[0].rsplit('/').next().unwrap_or(""));
-    if orted && job.implementation == "OpenMPI" && job.user(&job.launcher) == Some(0) && !allowed {
+    let is_horovod = job.launcher.words().iter().any(|word| word.ends_with("horovodrun"));
+    if !is_horovod && job.implementation == "OpenMPI" && job.user(&job.launcher) == Some(0) && !allowed {
         findings.add(
             "as-root",
             &job.launcher.container.get("command"),

@@ -103,8 +103,13 @@ pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
             let line = cause.location().map_or(1, |location| location.line().max(1));
             let cause = cause.to_string();
             let nowhere = Node { value: &Value::Null, path: "(text)".to_owned() };
-            let fix = "correct that line; a key may occur once, and indentation is blanks";
-            findings.add("yaml", &nowhere, cause.lines().next().unwrap_or(""), fix);
+            let fix = if text.contains("{{") {
+                "this is a template: check what it becomes, such as by helm template"
+            } else {
+                "correct that line; a key may occur once, and indentation is blanks"
+            };
+            let cause = cause.lines().next().unwrap_or("").trim_start_matches("error: ");
+            findings.add("yaml", &nowhere, cause, fix);
             findings.list.iter_mut().for_each(|finding| finding.line = line);
             return Report { jobs: 0, findings: findings.list };
         }

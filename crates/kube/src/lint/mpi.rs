@@ -3,7 +3,7 @@
 
 use super::Findings;
 use super::job::MpiJobSpec;
-use crate::command::is_mpirun;
+use crate::command::mpirun_options;
 
 /// Options that only Open MPI's `mpirun` knows.
 const OPEN_MPI: [&str; 10] = [
@@ -49,7 +49,8 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
         return;
     }
     let (theirs, others) = if implementation == "OpenMPI" { (HYDRA, "MPICH or Intel") } else { (OPEN_MPI, "OpenMPI") };
-    if let Some(option) = options(&job.launcher.words()).find(|word| theirs.contains(word)) {
+    let words = job.launcher.words();
+    if let Some(option) = mpirun_options(&words).into_iter().flatten().find(|word| theirs.contains(word)) {
         findings.add(
             "mpi-options",
             &job.launcher_words(),
@@ -73,14 +74,4 @@ fn named_in(image: &str) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-/// The options of `mpirun` itself: its words up to the program, which begins at the first two words in a row
-/// that are not options.
-fn options(words: &[String]) -> impl Iterator<Item = &str> {
-    let at = words.iter().position(|word| is_mpirun(word)).map_or(words.len(), |at| at + 1);
-    let own = &words[at..];
-    let is_option = |word: &String| word.starts_with('-');
-    let end = (1..own.len()).find(|at| !is_option(&own[*at]) && !is_option(&own[at - 1])).unwrap_or(own.len());
-    own[..end].iter().map(String::as_str)
 }

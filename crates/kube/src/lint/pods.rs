@@ -16,7 +16,7 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
         rdma(role, findings);
         names(job, role, findings);
         proxy(&name.to_lowercase(), role, findings);
-        volumes(role, findings);
+        volumes(job, role, findings);
         shell_variables(role, findings);
         for (_, path, demand) in security.map_or(Vec::new(), |level| security::breaches(role.pod.value, level)) {
             let at = Node { value: &serde_json::Value::Null, path: format!("{}.{path}", role.pod.path) };
@@ -34,6 +34,15 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
 pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
     gpus(job, findings);
     for (_, role) in job.roles() {
+        let mounts = role.container.get("volumeMounts").items();
+        let at_key = |mount: &&Node| {
+            mount.get("mountPath").text().is_some_and(|path| path.trim_end_matches('/') == job.key_folder())
+        };
+        // Trainer takes a volume of its own name as it is.
+        if let Some(mount) = mounts.iter().find(at_key).filter(|_| !job.is_runtime) {
+            let what = format!("the operator mounts its key at {}: the pod is refused", job.key_folder());
+            findings.add("duplicate-mount", mount, what, "leave it out: the operator makes a key for each job");
+        }
         for volume in role.pod.get("volumes").items() {
             if volume.get("name").text().is_some_and(|name| RESERVED.contains(&name)) {
                 let what = "the operator adds a volume of this name";
@@ -57,7 +66,7 @@ fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
     let (launcher, worker) = (job.launcher.gpu(), job.worker.gpu());
     if let Some((_, at, 1..)) = launcher.as_ref().filter(|_| !job.launcher_works) {
         findings.add(
-            "launcher-gpu",
+            "idle-gpus",
             at,
             "the operator hides the launcher's GPUs from it: the job holds them without using them",
             "leave them out, or let ranks run in the launcher",
@@ -106,9 +115,13 @@ fn devices(role: &RoleView, findings: &mut Findings) {
             );
         }
     }
-    for (name, request) in resources.get("requests").fields().into_iter().filter(|(name, _)| is_device(name)) {
+    for (name, request) in resources.get("requests").fields() {
         let limit = resources.get("limits").get(name);
-        if limit.amount() != request.amount() {
+        if !is_device(name) && limit.is_there() && request.amount() > limit.amount() {
+            let what =
+                format!("the request of {name} is {} and its limit {}: the pod is refused", request.value, limit.value);
+            findings.add("device-request", &request, what, "lower the request, or raise the limit");
+        } else if is_device(name) && limit.amount() != request.amount() {
             findings.add(
                 "device-request",
                 &request,
@@ -182,9 +195,13 @@ fn is_mounted(role: &RoleView, volume: &str) -> bool {
     mounts.any(|mount| mount.get("name").text() == Some(volume))
 }
 
-fn volumes(role: &RoleView, findings: &mut Findings) {
+fn volumes(job: &Job, role: &RoleView, findings: &mut Findings) {
     let all = role.pod.get("volumes").items();
-    let names: Vec<&str> = all.iter().filter_map(|volume| volume.get("name").text()).collect();
+    let mut names: Vec<&str> = all.iter().filter_map(|volume| volume.get("name").text()).collect();
+    // A JobSet adds a volume for each template of a claim.
+    let policies = job.spec.down("template.spec.volumeClaimPolicies").items().into_iter();
+    let templates = policies.flat_map(|policy| policy.get("templates").items());
+    names.extend(templates.filter_map(|template| template.down("metadata.name").text()));
     for (at, volume) in all.iter().enumerate() {
         let name = volume.get("name").text();
         if name.is_some() && all[..at].iter().any(|other| other.get("name").text() == name) {

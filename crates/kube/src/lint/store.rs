@@ -35,8 +35,7 @@ pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
 }
 
 pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
-    let split = |word: &String| word.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let words: Vec<String> = job.launcher.words().iter().flat_map(split).collect();
+    let words = job.launcher.words();
     let starts_ranks = words.iter().any(|word| is_mpirun(word)) || launch_words(&words).is_some();
     let alone = starts_ranks && job.ranks() > 1;
     let at = job.launcher_words();

@@ -3,6 +3,7 @@
 
 use super::Findings;
 use super::job::{Job, MpiJobSpec, RoleView};
+use super::launcher::asked;
 use super::node::Node;
 use crate::names::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
@@ -163,6 +164,14 @@ pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
 }
 
 fn runtime(job: &MpiJobSpec, findings: &mut Findings) {
+    // A job may have roles of its own, whose launcher makes the list of hosts.
+    let words = job.launcher.raw_words().join(" ");
+    let own_hosts = words.split([' ', '"', '\'']).zip(words.split([' ', '"', '\'']).skip(1));
+    let own_hosts =
+        own_hosts.filter(|(option, _)| option.trim_start_matches('-') == "hostfile" && option.starts_with('-'));
+    if own_hosts.into_iter().any(|(_, path)| path != "/etc/mpi/hostfile") {
+        return;
+    }
     for (name, role, rule) in [("launcher", &job.launcher, "no-launcher"), ("node", &job.worker, "no-workers")] {
         if !role.template.is_there() {
             let what = format!("no replicated job is named {name}: Trainer sets up no pod as its {name}");
@@ -239,12 +248,13 @@ fn mpi_replicas(job: &MpiJobSpec, findings: &mut Findings) {
     let worker = &job.worker.replica;
     let count = worker.get("replicas");
     let lower_case = job.spec.get("mpiReplicaSpecs").get("worker").is_there();
-    if worker.is_there() && count.number().is_none_or(|count| count < 1) {
+    let is_wrong = !count.is_there() || count.number().is_some_and(|count| count < 1);
+    if worker.is_there() && is_wrong {
         let what = if count.is_there() { "replicas is below 1" } else { "replicas is missing, which means 0" };
         findings.add("worker-replicas", &count, format!("{what}: the job is refused"), "write replicas: 1 or more");
-    } else if !worker.is_there() && !job.launcher_works && !lower_case {
+    } else if !worker.is_there() && !job.launcher_works && !lower_case && asked(&job.launcher) != 1 {
         let fix = "add mpiReplicaSpecs.Worker, or set runLauncherAsWorker: true";
-        findings.add("no-workers", worker, "the job has no worker, so no rank can run", fix);
+        findings.add("no-workers", worker, "the job has no worker, so its hostfile is empty", fix);
     }
     for (name, role) in job.roles() {
         let policy = role.replica.get("restartPolicy");
