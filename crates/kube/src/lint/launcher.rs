@@ -6,17 +6,9 @@ use super::job::{MpiJobSpec, RoleView};
 use crate::command::{is_mpirun, mpirun_options};
 
 /// Variables that the operator sets itself, after the user's.
-const OPERATORS: [&str; 9] = [
-    "K_MPI_JOB_ROLE",
-    "OMPI_MCA_orte_keep_fqdn_hostnames",
-    "OMPI_MCA_orte_default_hostfile",
-    "OMPI_MCA_plm_rsh_args",
-    "OMPI_MCA_orte_set_default_slots",
-    "I_MPI_HYDRA_HOST_FILE",
-    "I_MPI_PERHOST",
-    "HYDRA_HOST_FILE",
-    "HYDRA_LAUNCH_EXTRA_ARGS",
-];
+const OPERATORS: &str = "K_MPI_JOB_ROLE OMPI_MCA_orte_keep_fqdn_hostnames OMPI_MCA_orte_default_hostfile \
+    OMPI_MCA_plm_rsh_args OMPI_MCA_orte_set_default_slots I_MPI_HYDRA_HOST_FILE I_MPI_PERHOST \
+    HYDRA_HOST_FILE HYDRA_LAUNCH_EXTRA_ARGS";
 
 pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     ranks(job, findings);
@@ -68,11 +60,10 @@ fn ranks(job: &MpiJobSpec, findings: &mut Findings) {
             format!("leave -np out (every slot gets a rank), or raise slotsPerWorker or replicas to make {asked}"),
         );
     } else if asked > 0 && asked < room {
-        findings.add(
+        findings.found(
             "idle-slots",
             &at,
             format!("{asked} ranks for {room} slots: they fill the first workers, and the others stay idle"),
-            "leave -np out, or add --map-by node and lower replicas or slotsPerWorker",
         );
     }
 }
@@ -157,9 +148,9 @@ fn environment(job: &MpiJobSpec, findings: &mut Findings) {
         }
     }
     for (name, at) in job.launcher.env() {
-        if OPERATORS.contains(&name) {
+        if OPERATORS.split(' ').any(|other| other == name) {
             let what = format!("the operator sets {name} itself, and its value wins");
-            findings.add("operator-env", &at, what, "leave it out, and give mpirun the option instead");
+            findings.found("operator-env", &at, what);
         }
     }
     // An entrypoint may pass variables on; mpirun itself passes on those that -x names.
@@ -218,12 +209,7 @@ fn readiness(job: &MpiJobSpec, findings: &mut Findings) {
         findings.add("start-race", &at, what, fix);
     }
     if waits && !probe.is_there() {
-        findings.add(
-            "no-probe",
-            &probe,
-            "without a probe a worker counts as ready before its sshd listens",
-            "add readinessProbe: {tcpSocket: {port: 2222}} with sshd's port",
-        );
+        findings.found("no-probe", &probe, "without a probe a worker counts as ready before its sshd listens");
     }
 }
 
@@ -233,11 +219,10 @@ fn root(job: &MpiJobSpec, findings: &mut Findings) {
         has(&words, &["--allow-run-as-root", "-allow-run-as-root"]) || job.launcher.has_env("OMPI_ALLOW_RUN_AS_ROOT");
     let is_horovod = job.launcher.words().iter().any(|word| word.ends_with("horovodrun"));
     if !is_horovod && job.implementation == "OpenMPI" && job.user(&job.launcher) == Some(0) && !allowed {
-        findings.add(
+        findings.found(
             "as-root",
             &job.launcher.container.get("command"),
             "Open MPI's mpirun refuses to run as root, unless the image allows it",
-            "add --allow-run-as-root after mpirun, or run as a user",
         );
     }
 }

@@ -58,16 +58,19 @@ struct Findings {
 }
 
 impl Findings {
-    /// A finding of the rule of this name, which `rules` must have.
+    /// A finding of the rule of this name, which mends it as the rule says.
+    fn found(&mut self, rule: &'static str, at: &Node, what: impl Into<String>) {
+        self.add(rule, at, what, rules::rule_of(rule).map_or("", |rule| rule.fix));
+    }
+
+    /// A finding of the rule of this name, which `rules` must have, with a fix of its own.
     fn add(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
         let level = rules::rule_of(rule).map_or(LintLevel::Error, |rule| rule.level);
         let line = self.lines.line(self.document, &at.path);
         let at = format!("document {}: {}", self.document, at.path);
         self.list.push(Finding { level, rule, at, line, what: what.into(), fix: fix.into() });
     }
-}
 
-impl Findings {
     /// Moves findings of a TrainJob's trainer to their place in the TrainJob. It was found in the runtime
     /// that runs it.
     fn move_to_trainer(&mut self, runtime: &Node, number: usize, trainjob: &Node) {

@@ -6,32 +6,11 @@ use super::job::MpiJobSpec;
 use crate::command::mpirun_options;
 
 /// Options that only Open MPI's `mpirun` knows.
-const OPEN_MPI: [&str; 10] = [
-    "--allow-run-as-root",
-    "-allow-run-as-root",
-    "--mca",
-    "-mca",
-    "--prtemca",
-    "--oversubscribe",
-    "-oversubscribe",
-    "--report-bindings",
-    "--tag-output",
-    "-x",
-];
+const OPEN_MPI: &str = "--allow-run-as-root -allow-run-as-root --mca -mca --prtemca --oversubscribe -oversubscribe \
+    --report-bindings --tag-output -x";
 
 /// Options that only the `mpirun` of MPICH and of Intel MPI know.
-const HYDRA: [&str; 10] = [
-    "-genv",
-    "-genvall",
-    "-genvlist",
-    "-genvnone",
-    "-envall",
-    "-envlist",
-    "-ppn",
-    "-perhost",
-    "-iface",
-    "-prepend-rank",
-];
+const HYDRA: &str = "-genv -genvall -genvlist -genvnone -envall -envlist -ppn -perhost -iface -prepend-rank";
 
 pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     let implementation = job.implementation;
@@ -50,7 +29,9 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     }
     let (theirs, others) = if implementation == "OpenMPI" { (HYDRA, "MPICH or Intel") } else { (OPEN_MPI, "OpenMPI") };
     let words = job.launcher.words();
-    if let Some(option) = mpirun_options(&words).into_iter().flatten().find(|word| theirs.contains(word)) {
+    if let Some(option) =
+        mpirun_options(&words).into_iter().flatten().find(|word| theirs.split(' ').any(|option| option == *word))
+    {
         findings.add(
             "mpi-options",
             &job.launcher_words(),

@@ -20,12 +20,7 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
         shell_variables(role, findings);
         for (_, path, demand) in security.map_or(Vec::new(), |level| security::breaches(role.pod.value, level)) {
             let at = Node { value: &serde_json::Value::Null, path: format!("{}.{path}", role.pod.path) };
-            findings.add(
-                "pod-security",
-                &at,
-                format!("{path} {demand}"),
-                "ringpull manifest --non-root writes pods that pass restricted",
-            );
+            findings.found("pod-security", &at, format!("{path} {demand}"));
         }
     }
 }
@@ -46,7 +41,7 @@ pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
         for volume in role.pod.get("volumes").items() {
             if volume.get("name").text().is_some_and(|name| RESERVED.contains(&name)) {
                 let what = "the operator adds a volume of this name";
-                findings.add("volume-name", &volume.get("name"), what, "rename it");
+                findings.found("volume-name", &volume.get("name"), what);
             }
         }
     }
@@ -88,11 +83,10 @@ fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
     }
     let wants = count > 1 || job.slots() > 8;
     if wants && !has_shm(&job.worker) && job.worker.template.is_there() {
-        findings.add(
+        findings.found(
             "dev-shm",
             &job.worker.pod.get("volumes"),
             "/dev/shm is 64 MiB: NCCL and MPI between the ranks of a pod may fail with \"No space left on device\"",
-            "add an emptyDir {medium: Memory, sizeLimit: 8Gi} mounted at /dev/shm (it counts towards the memory limit)",
         );
     }
 }
@@ -107,12 +101,7 @@ fn devices(role: &RoleView, findings: &mut Findings) {
     for (name, limit) in resources.get("limits").fields().into_iter().filter(|(name, _)| is_device(name)) {
         if limit.amount().fract() != 0.0 {
             let what = format!("{name} is {}: a device cannot be divided", limit.value);
-            findings.add(
-                "fractional-device",
-                &limit,
-                what,
-                "write a whole number; a part of a GPU has a resource of its own (MIG)",
-            );
+            findings.found("fractional-device", &limit, what);
         }
     }
     for (name, request) in resources.get("requests").fields() {
@@ -143,12 +132,7 @@ fn rdma(role: &RoleView, findings: &mut Findings) {
         && !added.contains(&"IPC_LOCK")
         && !role.container.down("securityContext.privileged").is_true()
     {
-        findings.add(
-            "memlock",
-            &at,
-            format!("{name} registers memory, and a container may not lock enough of it"),
-            "add securityContext: {capabilities: {add: [IPC_LOCK]}}",
-        );
+        findings.found("memlock", &at, format!("{name} registers memory, and a container may not lock enough of it"));
     }
 }
 
@@ -158,11 +142,10 @@ fn names(job: &Job, role: &RoleView, findings: &mut Findings) {
     let policy = role.pod.get("dnsPolicy");
     let asks_cluster = ["ClusterFirstWithHostNet", "None"].map(Some).contains(&policy.text());
     if role.pod.get("hostNetwork").is_true() && !asks_cluster && job.kind.ends_with("TrainingRuntime") {
-        findings.add(
+        findings.found(
             "host-names",
             &role.pod.get("hostNetwork"),
             "with hostNetwork the pod asks the node's name servers, which do not know the names in the hostfile",
-            "write dnsPolicy: ClusterFirstWithHostNet",
         );
     }
 }
@@ -239,11 +222,10 @@ fn volumes(job: &Job, role: &RoleView, findings: &mut Findings) {
             })
         };
         if container.down("securityContext.readOnlyRootFilesystem").is_true() && !mounted("/tmp") {
-            findings.add(
+            findings.found(
                 "read-only-root",
                 &container.down("securityContext.readOnlyRootFilesystem"),
                 "MPI keeps its session in /tmp, which cannot be written",
-                "mount an emptyDir at /tmp",
             );
         }
     }
@@ -258,7 +240,7 @@ fn volumes(job: &Job, role: &RoleView, findings: &mut Findings) {
         if volume.get("hostPath").is_there() {
             let what =
                 format!("{name} is a folder of the node: Pod Security baseline refuses it, and each node has another");
-            findings.add("host-path", volume, what, "take a claim, or an emptyDir");
+            findings.found("host-path", volume, what);
         }
         let size = volume.down("emptyDir.sizeLimit");
         if volume.down("emptyDir.medium").text() == Some("Memory") && limit > 0.0 && size.amount() > limit {
@@ -266,7 +248,7 @@ fn volumes(job: &Job, role: &RoleView, findings: &mut Findings) {
                 "{name} has sizeLimit {}, and the container ends at its memory limit, which is lower",
                 size.value
             );
-            findings.add("shm-limit", &size, what, "lower sizeLimit, or raise the limit of memory");
+            findings.found("shm-limit", &size, what);
         }
     }
 }
@@ -278,12 +260,7 @@ fn shell_variables(role: &RoleView, findings: &mut Findings) {
         let is_name = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{');
         if value.split('$').skip(1).any(is_name) {
             let what = format!("{name} is {value:?}: nothing expands a shell's variable here");
-            findings.add(
-                "shell-variable",
-                &at,
-                what,
-                "write the whole value, or $(NAME) for a variable of this container",
-            );
+            findings.found("shell-variable", &at, what);
         }
     }
 }

@@ -21,12 +21,7 @@ fn users(job: &MpiJobSpec, findings: &mut Findings) {
     if let (Some(launcher), Some(worker), 2) = (launcher, worker, job.roles().len())
         && launcher != worker
     {
-        findings.add(
-            "two-users",
-            &job.launcher.pod.down("securityContext.runAsUser"),
-            format!("the launcher runs as uid {launcher} and the workers as uid {worker}: ssh logs in as the launcher's user"),
-            "give both the same runAsUser",
-        );
+        findings.found("two-users", &job.launcher.pod.down("securityContext.runAsUser"), format!("the launcher runs as uid {launcher} and the workers as uid {worker}: ssh logs in as the launcher's user"));
     }
 }
 
@@ -179,21 +174,19 @@ fn server(job: &MpiJobSpec, findings: &mut Findings) {
     }
     if worker.pod.get("hostNetwork").is_true() {
         if words.windows(2).any(|pair| pair[0] == "-p" && pair[1] == "22") {
-            findings.add(
+            findings.found(
                 "host-port",
                 &worker.container.get("command"),
                 "with hostNetwork port 22 is the node's own sshd",
-                "let sshd listen on another port, such as 2222, on both sides",
             );
         }
         // Two pods with the same port of the node never get one node.
         let has_ports = worker.pod.get("containers").items().iter().any(|it| !it.get("ports").items().is_empty());
         if !worker.pod.down("affinity.podAntiAffinity").is_there() && !has_ports {
-            findings.add(
+            findings.found(
                 "one-per-node",
                 &worker.pod.get("hostNetwork"),
                 "two workers on one node cannot both listen on ssh's port: \"Address already in use\"",
-                "add ports: [{containerPort: 2222}] with sshd's port, so that a node gets one worker",
             );
         }
     }

@@ -42,7 +42,7 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     let Some((_, given)) = store_of(&words) else {
         if let Some(example) = example(&words).filter(|_| alone) {
             let what = format!("{example} without --kv-store uses local: every rank trains a separate model");
-            findings.add("default-store", &at, what, "add --kv-store dist_sync_mpi");
+            findings.found("default-store", &at, what);
         }
         return;
     };
@@ -83,12 +83,7 @@ fn has_its_servers(kind: Kind, job: &MpiJobSpec, words: &[String], findings: &mu
             format!("{kind} needs servers, and -s 0 starts none"),
             "write -s with the number of servers, or --kv-store dist_sync_mpi",
         ),
-        Some(1..) if kind == Kind::DistSyncMpi => findings.add(
-            "idle-servers",
-            &at,
-            "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says",
-            "leave out -s, or write --kv-store dist_sync",
-        ),
+        Some(1..) if kind == Kind::DistSyncMpi => findings.found("idle-servers", &at, "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says"),
         None if kind.has_servers() && starts_workers_alone(job, words) => findings.add(
             "no-servers",
             &at,

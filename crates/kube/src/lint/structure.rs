@@ -54,7 +54,7 @@ pub(super) fn no_negative_numbers(object: &Node, findings: &mut Findings) {
     while let Some(node) = within.pop() {
         if node.number().is_some_and(|number| number < 0) {
             let what = format!("{} is below 0: the object or its pods are refused", node.value);
-            findings.add("negative", &node, what, "write a number of at least 0");
+            findings.found("negative", &node, what);
         }
         within.extend(node.items());
         within.extend(
@@ -69,7 +69,7 @@ pub(super) fn check(job: &Job, findings: &mut Findings) {
     for (name, role) in &job.roles {
         if role.pod.get("containers").items().is_empty() {
             let what = format!("{name} has no container: the job is refused");
-            findings.add("no-container", &role.pod.get("containers"), what, "add one container");
+            findings.found("no-container", &role.pod.get("containers"), what);
         }
         resources(role, findings);
     }
@@ -104,9 +104,9 @@ fn replicas(job: &Job, known: &[&str], container: &str, findings: &mut Findings)
         }
         let count = role.replica.get("replicas");
         if one && count.number().is_some_and(|count| count != 1) {
-            findings.add("launcher-replicas", &count, format!("a job has exactly one {name}"), "write replicas: 1");
+            findings.found("launcher-replicas", &count, format!("a job has exactly one {name}"));
         } else if count.number().is_some_and(|count| count == 0) {
-            findings.add("worker-replicas", &count, "replicas is 0: the role has no pod", "write replicas: 1 or more");
+            findings.found("worker-replicas", &count, "replicas is 0: the role has no pod");
         }
         let policy = role.replica.get("restartPolicy");
         one_of(&policy, &["Always", "OnFailure", "Never", "ExitCode"], "is not a policy", findings);
@@ -151,7 +151,7 @@ fn one_of(at: &Node, known: &[&str], what: &str, findings: &mut Findings) {
 pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
     if job.slots.is_there() && job.slots.number().is_some_and(|count| count < 1) {
         let what = format!("{} slots in each worker: no rank can run", job.slots.value);
-        findings.add("slots", &job.slots, what, "write the number of ranks in a worker, at least 1");
+        findings.found("slots", &job.slots, what);
     }
     if job.is_runtime {
         runtime(job, findings);
@@ -238,12 +238,7 @@ fn mpi_replicas(job: &MpiJobSpec, findings: &mut Findings) {
             "add mpiReplicaSpecs.Launcher",
         );
     } else if launcher.get("replicas").number().is_some_and(|count| count != 1) {
-        findings.add(
-            "launcher-replicas",
-            &launcher.get("replicas"),
-            "a job has exactly one launcher",
-            "write replicas: 1",
-        );
+        findings.found("launcher-replicas", &launcher.get("replicas"), "a job has exactly one launcher");
     }
     let worker = &job.worker.replica;
     let count = worker.get("replicas");
@@ -251,7 +246,7 @@ fn mpi_replicas(job: &MpiJobSpec, findings: &mut Findings) {
     let is_wrong = !count.is_there() || count.number().is_some_and(|count| count < 1);
     if worker.is_there() && is_wrong {
         let what = if count.is_there() { "replicas is below 1" } else { "replicas is missing, which means 0" };
-        findings.add("worker-replicas", &count, format!("{what}: the job is refused"), "write replicas: 1 or more");
+        findings.found("worker-replicas", &count, format!("{what}: the job is refused"));
     } else if !worker.is_there() && !job.launcher_works && !lower_case && asked(&job.launcher) != 1 {
         let fix = "add mpiReplicaSpecs.Worker, or set runLauncherAsWorker: true";
         findings.add("no-workers", worker, "the job has no worker, so its hostfile is empty", fix);
@@ -260,15 +255,14 @@ fn mpi_replicas(job: &MpiJobSpec, findings: &mut Findings) {
         let policy = role.replica.get("restartPolicy");
         if policy.text().is_some_and(|text| !["Never", "OnFailure"].contains(&text)) {
             let what = format!("restartPolicy {} is refused", policy.value);
-            findings.add("restart-policy", &policy, what, "write Never or OnFailure");
+            findings.found("restart-policy", &policy, what);
         }
         if name == "launcher" && policy.text() != Some("Never") && policy.text().is_none_or(|text| text == "OnFailure")
         {
-            findings.add(
+            findings.found(
                 "lost-log",
                 &policy,
                 "with OnFailure the launcher's pod and its log are deleted when backoffLimit is reached",
-                "write restartPolicy: Never for the Launcher: then the pod of each start stays",
             );
         }
         if role.pod.get("restartPolicy").is_there() {
