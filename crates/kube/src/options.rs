@@ -80,7 +80,7 @@ pub enum Gang {
 }
 
 /// The policy by which a node pulls the image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 pub enum PullPolicy {
     /// If the node does not have it.
     IfNotPresent,

@@ -100,12 +100,8 @@ pub fn breaches(pod: &Value, level: PodSecurity) -> Vec<Breach> {
                     found.push((Baseline, format!("{list}[{at}].{hook}"), "must not name another host".to_owned()));
                 }
             }
-            if container["ports"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .any(|port| port["hostPort"].as_i64().unwrap_or(0) != 0)
-            {
+            let mut ports = container["ports"].as_array().into_iter().flatten();
+            if ports.any(|port| port["hostPort"].as_i64().unwrap_or(0) != 0) {
                 found.push((Baseline, format!("{list}[{at}].ports"), "must have no hostPort".to_owned()));
             }
         }

@@ -183,28 +183,24 @@ fn readiness(job: &MpiJobSpec, findings: &mut Findings) {
     let late = !job.is_runtime && job.begins_suspended();
     let waits = job.waits_for_workers;
     // An entrypoint can wait for the workers, and ours does; a command cannot.
-    let is_ours = job.launcher.is_ours();
-    let runs_mpirun = job.launcher.words().first().is_some_and(|word| is_mpirun(word));
     let words = job.launcher.words();
-    let waits_itself =
-        ["until", "while", "getent", "nslookup", "sleep"].iter().any(|it| words.iter().any(|word| word == it));
-    let may_wait = waits_itself || !job.launcher.has_command() && (is_ours || !runs_mpirun);
+    let runs_mpirun = words.first().is_some_and(|word| is_mpirun(word));
+    let may_wait = has(&words, &["until", "while", "getent", "nslookup", "sleep"])
+        || !job.launcher.has_command() && (job.launcher.is_ours() || !runs_mpirun);
     if (!waits || late) && !may_wait {
         let what = if job.implementation == "MPICH" {
             "mpirun starts before its workers listen, and MPICH's then hangs"
         } else {
             "mpirun starts before its workers' names resolve: \"Could not resolve hostname\", at the cost of a retry"
         };
-        let (at, fix) = if waits {
-            let fix = "a job that is suspended or queued at first does not wait for them: let the script of the launcher wait, or take an image whose entrypoint waits, as ringpull's does";
-            (job.spec.get("launcherCreationPolicy"), fix)
+        let policy = job.spec.get("launcherCreationPolicy");
+        let at = if job.is_runtime { job.launcher.replica.get("dependsOn") } else { policy };
+        let fix = if waits {
+            "a job that is suspended or queued at first does not wait for them: let the script of the launcher wait, or take an image whose entrypoint waits, as ringpull's does"
         } else if job.is_runtime {
-            let fix = "let the launcher dependsOn [{name: node, status: Ready}], with a readinessProbe on the nodes' ssh port";
-            (job.launcher.replica.get("dependsOn"), fix)
+            "let the launcher dependsOn [{name: node, status: Ready}], with a readinessProbe on the nodes' ssh port"
         } else {
-            let fix =
-                "write launcherCreationPolicy: WaitForWorkersReady, with a readinessProbe on the workers' ssh port";
-            (job.spec.get("launcherCreationPolicy"), fix)
+            "write launcherCreationPolicy: WaitForWorkersReady, with a readinessProbe on the workers' ssh port"
         };
         findings.add("start-race", &at, what, fix);
     }

@@ -97,7 +97,8 @@ impl<'de> Deserialize<'de> for Place {
                 Place::deserialize(value)
             }
 
-            scalars! { visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str), visit_unit(), visit_none() }
+            scalars! { visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64),
+            visit_str(&str), visit_unit(), visit_none() }
         }
         deserializer.deserialize_any(AnyValue)
     }

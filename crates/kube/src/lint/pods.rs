@@ -63,7 +63,7 @@ fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
         findings.add(
             "idle-gpus",
             at,
-            "the operator hides the launcher's GPUs from it: the job holds them without using them",
+            "no rank runs in the launcher: the job holds its GPUs without using them",
             "leave them out, or let ranks run in the launcher",
         );
     }
@@ -108,7 +108,7 @@ fn devices(role: &RoleView, findings: &mut Findings) {
         let limit = resources.get("limits").get(name);
         if !is_device(name) && limit.is_there() && request.amount() > limit.amount() {
             let what =
-                format!("the request of {name} is {} and its limit {}: the pod is refused", request.value, limit.value);
+                format!("request {} of {name} is above its limit {}: the pod is refused", request.value, limit.value);
             findings.add("device-request", &request, what, "lower the request, or raise the limit");
         } else if is_device(name) && limit.amount() != request.amount() {
             findings.add(

@@ -10,38 +10,25 @@ use crate::quantity::Quantity;
 
 /// Returns true if the object is of the version that these rules know.
 pub(super) fn is_known_version(object: &Node, findings: &mut Findings) -> bool {
-    let version = object.get("apiVersion");
-    let group = version.text().and_then(|text| text.split_once('/')).map_or("", |(group, _)| group);
     if crate::schema::shape_of(object.value).is_some() {
         return true;
     }
-    if object.get("kind").text() != Some("MPIJob") {
-        // Another group's kind of that name.
-        if ["kubeflow.org", "trainer.kubeflow.org"].contains(&group) {
-            let what = "no version of that operator that is still in use has this one";
-            findings.add(
-                "old-version",
-                &version,
-                what,
-                "write kubeflow.org/v1, or for Trainer trainer.kubeflow.org/v1alpha1",
-            );
-        }
-        return false;
-    }
-    match version.text() {
-        Some("kubeflow.org/v1") => findings.add(
-            "old-version",
-            &version,
+    let version = object.get("apiVersion");
+    let group = version.text().and_then(|text| text.split_once('/')).map_or("", |(group, _)| group);
+    let (what, fix) = match (object.get("kind").text(), version.text()) {
+        (Some("MPIJob"), Some("kubeflow.org/v1")) => (
             "version v1 is training-operator's, removed in Kubeflow Trainer 2; it cannot be installed beside v2beta1",
             "write apiVersion: kubeflow.org/v2beta1, move cleanPodPolicy into runPolicy, and pass variables with mpirun -x",
         ),
-        _ => findings.add(
-            "old-version",
-            &version,
-            "no maintained operator runs this version",
-            "write apiVersion: kubeflow.org/v2beta1",
+        (Some("MPIJob"), _) => ("no maintained operator runs this version", "write apiVersion: kubeflow.org/v2beta1"),
+        _ if ["kubeflow.org", "trainer.kubeflow.org"].contains(&group) => (
+            "no version of that operator that is still in use has this one",
+            "write kubeflow.org/v1, or for Trainer trainer.kubeflow.org/v1alpha1",
         ),
-    }
+        // Another group's kind of that name.
+        _ => return false,
+    };
+    findings.add("old-version", &version, what, fix);
     false
 }
 
