@@ -126,7 +126,8 @@ fn trainjob_of_mpijob(job: &Value, lost: &mut Vec<String>) -> Result<Vec<Value>>
     let waits = spec["launcherCreationPolicy"] == "WaitForWorkersReady" && scheduling.is_null();
     let gang = (!scheduling.is_null()).then(|| {
         lost.push("schedulingPolicy: Trainer's gang has no minAvailable, queue or priorityClass; volcano's queue is set in the cluster".to_owned());
-        json!({ "coscheduling": { "scheduleTimeoutSeconds": scheduling["scheduleTimeoutSeconds"].as_i64().unwrap_or(60) } })
+        let seconds = scheduling["scheduleTimeoutSeconds"].as_i64().unwrap_or(60);
+        json!({ "coscheduling": { "scheduleTimeoutSeconds": seconds } })
     });
     if policy["cleanPodPolicy"].as_str().is_some_and(|word| word != "Running") {
         lost.push(format!(
@@ -157,8 +158,12 @@ fn trainjob_of_mpijob(job: &Value, lost: &mut Vec<String>) -> Result<Vec<Value>>
         ],
     );
     runtime_spec["podGroupPolicy"] = json!(gang);
-    let metadata_of_runtime = metadata(job, &runtime_name);
-    let runtime = json!({ "apiVersion": TRAINER, "kind": "TrainingRuntime", "metadata": metadata_of_runtime, "spec": runtime_spec });
+    let runtime = json!({
+        "apiVersion": TRAINER,
+        "kind": "TrainingRuntime",
+        "metadata": metadata(job, &runtime_name),
+        "spec": runtime_spec,
+    });
     let trainjob = json!({
         "apiVersion": TRAINER,
         "kind": "TrainJob",

@@ -57,7 +57,7 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
 /// Checks that the workers have a volume in memory for commits.
 fn memory(job: &MpiJobSpec, folder: &str, findings: &mut Findings) {
     let mounts = job.worker.container.get("volumeMounts");
-    let mounted = mounts.items().into_iter().find(|mount| mount.get("mountPath").text() == Some(folder));
+    let mounted = mounts.items().into_iter().find(|mount| mount.mount_path() == folder);
     let name = mounted.as_ref().and_then(|mount| mount.get("name").text());
     let volumes = job.worker.pod.get("volumes").items();
     let volume = volumes.iter().find(|volume| name.is_some() && volume.get("name").text() == name);

@@ -30,11 +30,9 @@ pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
     gpus(job, findings);
     for (_, role) in job.roles() {
         let mounts = role.container.get("volumeMounts").items();
-        let at_key = |mount: &&Node| {
-            mount.get("mountPath").text().is_some_and(|path| path.trim_end_matches('/') == job.key_folder())
-        };
+        let at_key = mounts.iter().find(|mount| mount.mount_path() == job.key_folder());
         // Trainer takes a volume of its own name as it is.
-        if let Some(mount) = mounts.iter().find(at_key).filter(|_| !job.is_runtime) {
+        if let Some(mount) = at_key.filter(|_| !job.is_runtime) {
             let what = format!("the operator mounts its key at {}: the pod is refused", job.key_folder());
             findings.add("duplicate-mount", mount, what, "leave it out: the operator makes a key for each job");
         }
@@ -92,7 +90,7 @@ fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
 }
 
 fn has_shm(role: &RoleView) -> bool {
-    role.container.get("volumeMounts").items().iter().any(|mount| mount.get("mountPath").text() == Some("/dev/shm"))
+    role.container.get("volumeMounts").items().iter().any(|mount| mount.mount_path() == "/dev/shm")
 }
 
 fn devices(role: &RoleView, findings: &mut Findings) {
@@ -139,14 +137,11 @@ fn rdma(role: &RoleView, findings: &mut Findings) {
 /// A pod on the node's network asks the node's servers of names, unless it says otherwise. The operator of
 /// MPIJobs says it for its pods.
 fn names(job: &Job, role: &RoleView, findings: &mut Findings) {
-    let policy = role.pod.get("dnsPolicy");
+    let (policy, at) = (role.pod.get("dnsPolicy"), role.pod.get("hostNetwork"));
     let asks_cluster = ["ClusterFirstWithHostNet", "None"].map(Some).contains(&policy.text());
-    if role.pod.get("hostNetwork").is_true() && !asks_cluster && job.kind.ends_with("TrainingRuntime") {
-        findings.found(
-            "host-names",
-            &role.pod.get("hostNetwork"),
-            "with hostNetwork the pod asks the node's name servers, which do not know the names in the hostfile",
-        );
+    if at.is_true() && !asks_cluster && job.kind.ends_with("TrainingRuntime") {
+        let what = "with hostNetwork the pod asks the node's name servers, which do not know the names in the hostfile";
+        findings.found("host-names", &at, what);
     }
 }
 
@@ -154,15 +149,10 @@ fn proxy(name: &str, role: &RoleView, findings: &mut Findings) {
     let inject = "sidecar.istio.io/inject";
     let said = |field: &str| role.template.get("metadata").get(field).get(inject).text() == Some("false");
     if !said("annotations") && !said("labels") {
-        findings.add(
-            "mesh",
-            &role.template.down("metadata.annotations"),
-            format!(
-                "in a namespace with istio, such as a Kubeflow profile, a proxy joins the {name}: \
-                 ranks cannot connect, and the job never ends"
-            ),
-            format!("annotate the pod with {inject}: \"false\""),
-        );
+        let namespace = "in a namespace with istio, such as a Kubeflow profile,";
+        let what = format!("{namespace} a proxy joins the {name}: ranks cannot connect, and the job never ends");
+        let fix = format!("annotate the pod with {inject}: \"false\"");
+        findings.add("mesh", &role.template.down("metadata.annotations"), what, fix);
     }
 }
 
@@ -195,38 +185,20 @@ fn volumes(job: &Job, role: &RoleView, findings: &mut Findings) {
     for container in ["containers", "initContainers"].iter().flat_map(|list| role.pod.get(list).items()) {
         let mounts = container.get("volumeMounts").items();
         for (at, mount) in mounts.iter().enumerate() {
-            let (name, path) = (mount.get("name").text().unwrap_or(""), mount.get("mountPath").text().unwrap_or(""));
+            let (name, path) = (mount.get("name").text().unwrap_or(""), mount.mount_path());
             if !names.contains(&name) && !RESERVED.contains(&name) {
                 let what = format!("the pod has no volume {name}: it is refused");
-                findings.add(
-                    "mount-without-volume",
-                    mount,
-                    what,
-                    format!("add volumes: [{{name: {name}, ...}}] to the pod"),
-                );
+                let fix = format!("add volumes: [{{name: {name}, ...}}] to the pod");
+                findings.add("mount-without-volume", mount, what, fix);
             }
-            let same = |other: &&Node| {
-                other.get("mountPath").text().map(|it| it.trim_end_matches('/')) == Some(path.trim_end_matches('/'))
-            };
-            if mounts[..at].iter().any(|other| same(&other)) {
+            if mounts[..at].iter().any(|other| other.mount_path() == path) {
                 let what = format!("something is mounted at {path} already: the pod is refused");
                 findings.add("duplicate-mount", mount, what, "choose another mountPath, or leave one of them out");
             }
         }
-        let mounted = |folder: &str| {
-            mounts.iter().any(|mount| {
-                mount
-                    .get("mountPath")
-                    .text()
-                    .is_some_and(|path| path == "/" || folder.starts_with(path.trim_end_matches('/')))
-            })
-        };
-        if container.down("securityContext.readOnlyRootFilesystem").is_true() && !mounted("/tmp") {
-            findings.found(
-                "read-only-root",
-                &container.down("securityContext.readOnlyRootFilesystem"),
-                "MPI keeps its session in /tmp, which cannot be written",
-            );
+        let read_only = container.down("securityContext.readOnlyRootFilesystem");
+        if read_only.is_true() && !mounts.iter().any(|mount| ["", "/tmp"].contains(&mount.mount_path())) {
+            findings.found("read-only-root", &read_only, "MPI keeps its session in /tmp, which cannot be written");
         }
     }
     let limit = role.container.down("resources.limits.memory").amount();
@@ -238,17 +210,13 @@ fn volumes(job: &Job, role: &RoleView, findings: &mut Findings) {
             findings.add("unused-claim", volume, what, fix);
         }
         if volume.get("hostPath").is_there() {
-            let what =
-                format!("{name} is a folder of the node: Pod Security baseline refuses it, and each node has another");
-            findings.found("host-path", volume, what);
+            let what = "is a folder of the node: Pod Security baseline refuses it, and each node has another";
+            findings.found("host-path", volume, format!("{name} {what}"));
         }
         let size = volume.down("emptyDir.sizeLimit");
         if volume.down("emptyDir.medium").text() == Some("Memory") && limit > 0.0 && size.amount() > limit {
-            let what = format!(
-                "{name} has sizeLimit {}, and the container ends at its memory limit, which is lower",
-                size.value
-            );
-            findings.found("shm-limit", &size, what);
+            let what = "and the container ends at its memory limit, which is lower";
+            findings.found("shm-limit", &size, format!("{name} has sizeLimit {}, {what}", size.value));
         }
     }
 }

@@ -21,7 +21,10 @@ fn users(job: &MpiJobSpec, findings: &mut Findings) {
     if let (Some(launcher), Some(worker), 2) = (launcher, worker, job.roles().len())
         && launcher != worker
     {
-        findings.found("two-users", &job.launcher.pod.down("securityContext.runAsUser"), format!("the launcher runs as uid {launcher} and the workers as uid {worker}: ssh logs in as the launcher's user"));
+        let at = job.launcher.pod.down("securityContext.runAsUser");
+        let what =
+            format!("the workers' sshd runs as uid {worker}, and ssh logs in as the launcher's user, {launcher}");
+        findings.found("two-users", &at, what);
     }
 }
 
@@ -120,7 +123,7 @@ fn own_key(job: &MpiJobSpec, findings: &mut Findings) {
     let launcher = &job.launcher;
     for volume in launcher.pod.get("volumes").items() {
         let mount = volume.get("name").text().and_then(|name| launcher.mount_of(name));
-        let path = mount.and_then(|mount| mount.get("mountPath").text()).unwrap_or("").trim_end_matches('/');
+        let path = mount.map_or("", |mount| mount.mount_path());
         let items = volume.down("secret.items").items();
         let key = items
             .iter()

@@ -83,7 +83,10 @@ fn has_its_servers(kind: Kind, job: &MpiJobSpec, words: &[String], findings: &mu
             format!("{kind} needs servers, and -s 0 starts none"),
             "write -s with the number of servers, or --kv-store dist_sync_mpi",
         ),
-        Some(1..) if kind == Kind::DistSyncMpi => findings.found("idle-servers", &at, "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says"),
+        Some(1..) if kind == Kind::DistSyncMpi => {
+            let what = "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says";
+            findings.found("idle-servers", &at, what);
+        }
         None if kind.has_servers() && starts_workers_alone(job, words) => findings.add(
             "no-servers",
             &at,

@@ -5,6 +5,7 @@ use super::Findings;
 use super::job::{Job, MpiJobSpec, RoleView};
 use super::launcher::asked;
 use super::node::Node;
+use crate::jobs::HOSTFILE;
 use crate::names::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
 
@@ -153,10 +154,8 @@ pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
 fn runtime(job: &MpiJobSpec, findings: &mut Findings) {
     // A job may have roles of its own, whose launcher makes the list of hosts.
     let words = job.launcher.raw_words().join(" ");
-    let own_hosts = words.split([' ', '"', '\'']).zip(words.split([' ', '"', '\'']).skip(1));
-    let own_hosts =
-        own_hosts.filter(|(option, _)| option.trim_start_matches('-') == "hostfile" && option.starts_with('-'));
-    if own_hosts.into_iter().any(|(_, path)| path != "/etc/mpi/hostfile") {
+    let words: Vec<&str> = words.split([' ', '"', '\'']).collect();
+    if words.windows(2).any(|pair| ["-hostfile", "--hostfile"].contains(&pair[0]) && pair[1] != HOSTFILE) {
         return;
     }
     for (name, role, rule) in [("launcher", &job.launcher, "no-launcher"), ("node", &job.worker, "no-workers")] {
@@ -218,12 +217,8 @@ fn mpi_replicas(job: &MpiJobSpec, findings: &mut Findings) {
     }
     let launcher = &job.launcher.replica;
     if !launcher.is_there() {
-        findings.add(
-            "no-launcher",
-            launcher,
-            "the Launcher is missing: the job is refused",
-            "add mpiReplicaSpecs.Launcher",
-        );
+        let what = "the Launcher is missing: the job is refused";
+        findings.add("no-launcher", launcher, what, "add mpiReplicaSpecs.Launcher");
     } else if launcher.get("replicas").number().is_some_and(|count| count != 1) {
         findings.found("launcher-replicas", &launcher.get("replicas"), "a job has exactly one launcher");
     }
@@ -268,16 +263,10 @@ fn words(job: &MpiJobSpec, findings: &mut Findings) {
 fn run_policy(job: &MpiJobSpec, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.cleanPodPolicy");
     if matches!(policy.text(), None | Some("None")) {
-        findings.add(
-            if job.worker.gpu().is_some() { "idle-gpus" } else { "clean-pods" },
-            &policy,
-            if policy.is_there() {
-                "cleanPodPolicy is None: after the job its workers' sshd keep holding processors and GPUs"
-            } else {
-                "cleanPodPolicy is None by default: after the job its workers' sshd keep holding processors and GPUs"
-            },
-            "write runPolicy.cleanPodPolicy: Running",
-        );
+        let rule = if job.worker.gpu().is_some() { "idle-gpus" } else { "clean-pods" };
+        let default = if policy.is_there() { "" } else { " by default" };
+        let what = format!("cleanPodPolicy is None{default}: after the job workers' sshd hold processors and GPUs");
+        findings.add(rule, &policy, what, "write runPolicy.cleanPodPolicy: Running");
     }
 }
 
