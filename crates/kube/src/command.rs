@@ -58,13 +58,18 @@ pub(super) fn script_words(script: &str) -> Vec<String> {
     let (mut words, mut word, mut rest) = (Vec::new(), String::new(), script);
     while let Some(c) = rest.chars().next() {
         rest = &rest[c.len_utf8()..];
-        match (c, rest.split_once(c)) {
-            ('"' | '\'', Some((quoted, after))) => {
-                word.push_str(quoted);
-                rest = after;
+        let mut ends = rest.match_indices(c).map(|(at, _)| at);
+        match (c, ends.find(|at| c == '\'' || !rest[..*at].ends_with('\\'))) {
+            ('"' | '\'', Some(end)) => {
+                word.push_str(&rest[..end]);
+                rest = &rest[end + 1..];
             }
             ('#', _) if word.is_empty() => rest = rest.find('\n').map_or("", |end| &rest[end..]),
-            ('\\', _) if rest.starts_with('\n') => rest = &rest[1..],
+            ('\\', _) => {
+                let mut after = rest.chars();
+                word.extend(after.next().filter(|c| *c != '\n'));
+                rest = after.as_str();
+            }
             _ if c.is_whitespace() || ";&|".contains(c) => {
                 words.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
                 words.extend((c == '\n' || !c.is_whitespace()).then(|| ";".to_owned()));
@@ -117,4 +122,46 @@ pub(super) fn store_of(command: &[String]) -> Option<(String, &str)> {
 pub(super) fn is_store(name: &str) -> bool {
     let letters: String = name.chars().filter(|c| !"-_".contains(*c)).collect::<String>().to_lowercase();
     letters.ends_with("kvstore") || letters.ends_with("kvstoretype")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_script_is_divided_as_a_shell_does() {
+        for (script, expected) in [
+            ("a 'b c' \"d 'e'\" f\"g\"", &["a", "b c", "d 'e'", "fg"][..]),
+            ("a \\\n  -b # mpirun -n 2, don't\nc; d && e", &["a", "-b", ";", "c", ";", "d", ";", ";", "e"]),
+            ("echo don\\'t \"a \\\" b\" c", &["echo", "don't", "a \\\" b", "c"]),
+            ("echo don't", &["echo", "don't"]),
+            ("n=$(wc -l < f)#1", &["n=$(wc", "-l", "<", "f)#1"]),
+        ] {
+            assert_eq!(script_words(script), expected, "{script}");
+        }
+    }
+
+    #[test]
+    fn the_options_of_mpirun_end_where_its_program_begins() {
+        for (command, own) in [
+            ("mpirun -np 2 a -n 50", "-np 2"),
+            (
+                "env A=1 /opt/mpirun --np=2 --mca btl tcp,self -x A=B --tag-output ./a -x C",
+                "--np=2 --mca btl tcp,self -x A=B --tag-output",
+            ),
+            ("mpirun -n 1 a -n 5 : -n 3 b -n 7", "-n 1 : -n 3"),
+            ("mpirun $OPTIONS -np 4 a -c 1", "$OPTIONS -np 4"),
+            ("mpirun -genv A B -genvall -n 2 a", "-genv A B -genvall -n 2"),
+            ("mpirun -n 2 a ; mpirun -n 4 b", "-n 2"),
+            ("horovodrun -np 2 --gloo -H a:1,b:1 python -v 1", "-np 2 --gloo -H a:1,b:1"),
+            ("mpirun -mca", "-mca"),
+        ] {
+            assert_eq!(mpirun_options(&words(command)).unwrap().join(" "), own, "{command}");
+        }
+        assert_eq!(mpirun_options(&words("python a")), None);
+    }
 }
