@@ -24,8 +24,65 @@ pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
-/// Divides a command into its words and the texts of programs, as in `python3 -c` and in Kubeflow pipelines.
-/// A shell's script is divided into its words too, with `;` between its commands.
+/// Options of `mpirun` and `horovodrun` without a value, without their dashes.
+const FLAGS: &str = "allow-run-as-root oversubscribe nooversubscribe report-bindings tag-output timestamp-output \
+    display-map display-allocation verbose v q quiet nolocal pernode bycore byslot bynode use-hwthread-cpus \
+    leave-session-attached debug-daemons enable-recovery continuous do-not-launch gloo mpi disable-cache \
+    genvall genvnone envall envnone prepend-rank l print-all-exitcodes";
+
+/// Options with two values.
+const PAIRS: &str = "mca gmca omca prtemca pmixmca genv env";
+
+/// The options of the first `mpirun` of a command with their values: its words up to the program, and those
+/// after a `:` up to the next one. `None` if the command runs no `mpirun`.
+pub(super) fn mpirun_options(words: &[String]) -> Option<Vec<&str>> {
+    let start = words.iter().position(|word| is_mpirun(word))?;
+    let mut all = words[start + 1..].iter().map(String::as_str).take_while(|word| *word != ";");
+    let (mut own, mut in_program) = (Vec::new(), false);
+    while let Some(word) = all.next() {
+        // A shell may put options in the place of a variable.
+        in_program = word != ":" && (in_program || !word.starts_with(['-', '$']));
+        if in_program {
+            continue;
+        }
+        own.push(word);
+        let is_in = |list: &str| list.split_whitespace().any(|name| name == word.trim_start_matches('-'));
+        let is_complete = !word.starts_with('-') || word.starts_with("--") && word.contains('=') || is_in(FLAGS);
+        own.extend(all.by_ref().take(if is_complete { 0 } else { 1 + usize::from(is_in(PAIRS)) }));
+    }
+    Some(own)
+}
+
+/// The words of a shell's script, without quotes and comments, and with `;` between its commands.
+pub(super) fn script_words(script: &str) -> Vec<String> {
+    let (mut words, mut word, mut rest) = (Vec::new(), String::new(), script);
+    while let Some(c) = rest.chars().next() {
+        rest = &rest[c.len_utf8()..];
+        let mut ends = rest.match_indices(c).map(|(at, _)| at);
+        match (c, ends.find(|at| c == '\'' || !rest[..*at].ends_with('\\'))) {
+            ('"' | '\'', Some(end)) => {
+                word.push_str(&rest[..end]);
+                rest = &rest[end + 1..];
+            }
+            ('#', _) if word.is_empty() => rest = rest.find('\n').map_or("", |end| &rest[end..]),
+            ('\\', _) => {
+                let mut after = rest.chars();
+                word.extend(after.next().filter(|c| *c != '\n'));
+                rest = after.as_str();
+            }
+            _ if c.is_whitespace() || ";&|".contains(c) => {
+                words.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
+                words.extend((c == '\n' || !c.is_whitespace()).then(|| ";".to_owned()));
+            }
+            _ => word.push(c),
+        }
+    }
+    words.extend((!word.is_empty()).then_some(word));
+    words
+}
+
+/// Divides a command into its words, with those of shells' scripts apart and `;` between their commands, and
+/// the texts of programs, as `python3 -c` and Kubeflow pipelines have them.
 pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>) {
     let (mut words, mut programs) = (Vec::new(), Vec::new());
     for (at, word) in command.iter().enumerate() {
@@ -66,4 +123,46 @@ pub(super) fn store_of(command: &[String]) -> Option<(String, &str)> {
 pub(super) fn is_store(name: &str) -> bool {
     let letters: String = name.chars().filter(|c| !"-_".contains(*c)).collect::<String>().to_lowercase();
     letters.ends_with("kvstore") || letters.ends_with("kvstoretype")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_script_is_divided_as_a_shell_does() {
+        for (script, expected) in [
+            ("a 'b c' \"d 'e'\" f\"g\"", &["a", "b c", "d 'e'", "fg"][..]),
+            ("a \\\n  -b # mpirun -n 2, don't\nc; d && e", &["a", "-b", ";", "c", ";", "d", ";", ";", "e"]),
+            ("echo don\\'t \"a \\\" b\" c", &["echo", "don't", "a \\\" b", "c"]),
+            ("echo don't", &["echo", "don't"]),
+            ("n=$(wc -l < f)#1", &["n=$(wc", "-l", "<", "f)#1"]),
+        ] {
+            assert_eq!(script_words(script), expected, "{script}");
+        }
+    }
+
+    #[test]
+    fn the_options_of_mpirun_end_where_its_program_begins() {
+        for (command, own) in [
+            ("mpirun -np 2 a -n 50", "-np 2"),
+            (
+                "env A=1 /opt/mpirun --np=2 --mca btl tcp,self -x A=B --tag-output ./a -x C",
+                "--np=2 --mca btl tcp,self -x A=B --tag-output",
+            ),
+            ("mpirun -n 1 a -n 5 : -n 3 b -n 7", "-n 1 : -n 3"),
+            ("mpirun $OPTIONS -np 4 a -c 1", "$OPTIONS -np 4"),
+            ("mpirun -genv A B -genvall -n 2 a", "-genv A B -genvall -n 2"),
+            ("mpirun -n 2 a ; mpirun -n 4 b", "-n 2"),
+            ("horovodrun -np 2 --gloo -H a:1,b:1 python -v 1", "-np 2 --gloo -H a:1,b:1"),
+            ("mpirun -mca", "-mca"),
+        ] {
+            assert_eq!(mpirun_options(&words(command)).unwrap().join(" "), own, "{command}");
+        }
+        assert_eq!(mpirun_options(&words("python a")), None);
+    }
 }

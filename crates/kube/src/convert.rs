@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use ringpull_base::{Error, Result};
 
-use crate::jobs::{DISCOVERY, HOSTFILE, TRAINER, prune};
+use crate::jobs::{DISCOVERY, HOSTFILE, TRAINER, prune, runtime_spec};
 use crate::schema;
 
 /// The kind of job to write.
@@ -127,10 +127,8 @@ fn trainjob_of_mpijob(job: &Value, lost: &mut Vec<String>) -> Result<Vec<Value>>
     let waits = spec["launcherCreationPolicy"] == "WaitForWorkersReady" && scheduling.is_null();
     let gang = (!scheduling.is_null()).then(|| {
         lost.push("schedulingPolicy: Trainer's gang has no minAvailable, queue or priorityClass; volcano's queue is set in the cluster".to_owned());
-        match scheduling.get("scheduleTimeoutSeconds").filter(|seconds| !seconds.is_null()) {
-            Some(seconds) => json!({ "coscheduling": { "scheduleTimeoutSeconds": seconds } }),
-            None => json!({ "coscheduling": { "scheduleTimeoutSeconds": 60 } }),
-        }
+        let seconds = scheduling["scheduleTimeoutSeconds"].as_i64().unwrap_or(60);
+        json!({ "coscheduling": { "scheduleTimeoutSeconds": seconds } })
     });
     if policy["cleanPodPolicy"].as_str().is_some_and(|word| word != "Running") {
         lost.push(format!(
@@ -147,38 +145,25 @@ fn trainjob_of_mpijob(job: &Value, lost: &mut Vec<String>) -> Result<Vec<Value>>
     }
     let [launcher, worker] = pods;
     let runtime_name = format!("{name}-runtime");
+    let mut runtime_spec = runtime_spec(
+        waits,
+        [
+            ("/mlPolicy/numNodes", json!(nodes)),
+            ("/mlPolicy/mpi/numProcPerNode", json!(slots)),
+            ("/mlPolicy/mpi/sshAuthMountPath", json!(key)),
+            ("/mlPolicy/mpi/runLauncherAsNode", json!(works)),
+            ("/template/spec/ttlSecondsAfterFinished", ttl),
+            ("/template/spec/replicatedJobs/0/template/spec/template", worker),
+            ("/template/spec/replicatedJobs/1/template/spec/backoffLimit", backoff),
+            ("/template/spec/replicatedJobs/1/template/spec/template", launcher),
+        ],
+    );
+    runtime_spec["podGroupPolicy"] = json!(gang);
     let runtime = json!({
         "apiVersion": TRAINER,
         "kind": "TrainingRuntime",
         "metadata": metadata(job, &runtime_name),
-        "spec": {
-            "mlPolicy": {
-                "numNodes": nodes,
-                "mpi": {
-                    "numProcPerNode": slots,
-                    "mpiImplementation": "OpenMPI",
-                    "sshAuthMountPath": key,
-                    "runLauncherAsNode": works,
-                },
-            },
-            "podGroupPolicy": gang,
-            "template": { "spec": {
-                "network": { "publishNotReadyAddresses": true },
-                "successPolicy": { "operator": "All", "targetReplicatedJobs": ["launcher"] },
-                "ttlSecondsAfterFinished": ttl,
-                "replicatedJobs": [
-                    { "name": "node", "template": { "spec": { "template": worker } } },
-                    {
-                        "name": "launcher",
-                        "dependsOn": waits.then(|| json!([{ "name": "node", "status": "Ready" }])),
-                        "template": {
-                            "metadata": { "labels": { "trainer.kubeflow.org/trainjob-ancestor-step": "trainer" } },
-                            "spec": { "backoffLimit": backoff, "template": launcher },
-                        },
-                    },
-                ],
-            } },
-        },
+        "spec": runtime_spec,
     });
     let trainjob = json!({
         "apiVersion": TRAINER,

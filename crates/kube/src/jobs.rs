@@ -115,44 +115,35 @@ fn job(request: &Request) -> Value {
     object("batch/v1", "Job", &job_metadata(request), &spec)
 }
 
-/// The `TrainingRuntime` that a TrainJob refers to: the way in which MPI jobs of this image run. It belongs
-/// to a namespace, so that two teams do not overwrite each other's runtime.
+/// The specification of a runtime with the MPI policy, with these values at their places. Its launcher may
+/// wait for the nodes.
+pub(super) fn runtime_spec<const N: usize>(waits: bool, values: [(&str, Value); N]) -> Value {
+    let mut spec: Value = serde_json::from_str(include_str!("runtime.json")).expect("runtime.json is valid");
+    let no_wait = (!waits).then_some(("/template/spec/replicatedJobs/1/dependsOn", Value::Null));
+    for (path, value) in values.into_iter().chain(no_wait) {
+        *spec.pointer_mut(path).expect("runtime.json has the place") = value;
+    }
+    spec
+}
+
+/// The `TrainingRuntime` that a TrainJob refers to: how MPI jobs of this image run. It has a namespace, so
+/// that two teams do not overwrite each other's.
 fn runtime(request: &Request) -> Value {
     let mut launcher = pod(request, "node", PodRole::Worker);
     add_open_mpi_5(&mut launcher["spec"]["containers"][0]);
-    let spec = json!({
-        "mlPolicy": {
-            "numNodes": request.workers,
-            "mpi": {
-                "numProcPerNode": request.slots(),
-                "mpiImplementation": "OpenMPI",
-                "sshAuthMountPath": ssh_folder(request),
-                "runLauncherAsNode": true,
-            },
-        },
-        "template": {
-            "spec": {
-                "network": { "publishNotReadyAddresses": true },
-                "successPolicy": { "operator": "All", "targetReplicatedJobs": ["launcher"] },
-                "ttlSecondsAfterFinished": request.ttl,
-                "replicatedJobs": [
-                    {
-                        "name": "node",
-                        "template": { "spec": { "template": pod(request, "node", PodRole::SshWorker) } },
-                    },
-                    {
-                        "name": "launcher",
-                        // A gang starts all pods together, so none of them can wait for another to run.
-                        "dependsOn": request.gang.is_none().then(|| json!([{ "name": "node", "status": "Ready" }])),
-                        "template": {
-                            "metadata": { "labels": { "trainer.kubeflow.org/trainjob-ancestor-step": "trainer" } },
-                            "spec": { "backoffLimit": request.backoff_limit, "template": launcher },
-                        },
-                    },
-                ],
-            },
-        },
-    });
+    // A gang is all pods, so none of them can wait for another to run.
+    let spec = runtime_spec(
+        request.gang.is_none(),
+        [
+            ("/mlPolicy/numNodes", json!(request.workers)),
+            ("/mlPolicy/mpi/numProcPerNode", json!(request.slots())),
+            ("/mlPolicy/mpi/sshAuthMountPath", json!(ssh_folder(request))),
+            ("/template/spec/ttlSecondsAfterFinished", json!(request.ttl)),
+            ("/template/spec/replicatedJobs/0/template/spec/template", pod(request, "node", PodRole::SshWorker)),
+            ("/template/spec/replicatedJobs/1/template/spec/backoffLimit", json!(request.backoff_limit)),
+            ("/template/spec/replicatedJobs/1/template/spec/template", launcher),
+        ],
+    );
     let mut metadata = metadata(request, &format!("{}-runtime", request.name));
     // This label shows the runtime's purpose to the SDK of Trainer.
     metadata["labels"]["trainer.kubeflow.org/framework"] = json!("mpi");

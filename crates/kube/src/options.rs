@@ -45,55 +45,30 @@ const SEVERAL: &[JobKind] = &[Train, Compare, Ps, Trainjob, Mxjob, Tfjob];
 const MPI: &[JobKind] = &[Train, Compare, Ps, Trainjob];
 const MPIJOBS: &[JobKind] = &[Train, Compare, Ps];
 
-/// The kinds that use each option. An option that is given to another kind is an error.
-pub(super) const USED_BY: [(&str, &[JobKind]); 46] = [
-    ("name", ALL),
-    ("namespace", ALL),
-    ("label", ALL),
-    ("patch", ALL),
-    ("claim", &[Train, Compare, Ps, Job, Trainjob, Mxjob, Tfjob, Claim]),
-    ("claim-size", &[Claim]),
-    ("storage-class", &[Claim]),
-    ("mount", PODS),
-    ("image", PODS),
-    ("pull-policy", PODS),
-    ("pull-secret", PODS),
-    ("annotation", PODS),
-    ("kueue", PODS),
-    ("suspend", PODS),
-    ("ttl", PODS),
-    ("deadline", PODS),
-    ("backoff-limit", PODS),
-    ("cpus", PODS),
-    ("memory", PODS),
-    ("request-cpu", PODS),
-    ("request-memory", PODS),
-    ("gpus", PODS),
-    ("gpu-resource", PODS),
-    ("rdma", PODS),
-    ("rdma-network", PODS),
-    ("shm", PODS),
-    ("non-root", PODS),
-    ("host-network", PODS),
-    ("node-selector", PODS),
-    ("toleration", PODS),
-    ("affinity-file", PODS),
-    ("priority-class", PODS),
-    ("service-account", PODS),
-    ("env", PODS),
-    ("env-from", PODS),
-    ("command", PODS),
-    ("workers", SEVERAL),
-    ("gang", SEVERAL),
-    ("queue", &[Train, Compare, Ps, Mxjob, Tfjob]),
-    ("slots", MPI),
-    ("servers", &[Ps, Mxjob, Tfjob]),
-    ("launcher-cpus", &[Train, Compare, Ps, Mxjob]),
-    ("launcher-memory", &[Train, Compare, Ps, Mxjob]),
-    ("launcher-works", MPIJOBS),
-    ("min-workers", &[Train]),
-    ("max-workers", &[Train]),
+/// The kinds that use each option, by groups of kinds. Given to another kind, an option is an error.
+const GROUPS: [(&[JobKind], &str); 11] = [
+    (ALL, "name namespace label patch"),
+    (&[Train, Compare, Ps, Job, Trainjob, Mxjob, Tfjob, Claim], "claim"),
+    (&[Claim], "claim-size storage-class"),
+    (
+        PODS,
+        "mount image pull-policy pull-secret annotation kueue suspend ttl deadline backoff-limit cpus \
+     memory request-cpu request-memory gpus gpu-resource rdma rdma-network shm non-root host-network \
+     node-selector toleration affinity-file priority-class service-account env env-from command",
+    ),
+    (SEVERAL, "workers gang"),
+    (&[Train, Compare, Ps, Mxjob, Tfjob], "queue"),
+    (MPI, "slots"),
+    (&[Ps, Mxjob, Tfjob], "servers"),
+    (&[Train, Compare, Ps, Mxjob], "launcher-cpus launcher-memory"),
+    (MPIJOBS, "launcher-works"),
+    (&[Train], "min-workers max-workers"),
 ];
+
+/// Every option, with the kinds that use it.
+pub(super) fn used_by() -> impl Iterator<Item = (&'static str, &'static [JobKind])> {
+    GROUPS.into_iter().flat_map(|(kinds, options)| options.split(' ').map(move |option| (option, kinds)))
+}
 
 /// A scheduler that starts all pods of a job at the same time, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -105,7 +80,7 @@ pub enum Gang {
 }
 
 /// The policy by which a node pulls the image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 pub enum PullPolicy {
     /// If the node does not have it.
     IfNotPresent,
@@ -296,9 +271,9 @@ pub struct JobRequest(pub Request);
 impl clap::FromArgMatches for JobRequest {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut request = <Request as clap::FromArgMatches>::from_arg_matches(matches)?;
-        for (option, _) in USED_BY.iter().filter(|(option, _)| is_given(matches, option)) {
-            let word = if *option == "command" { "the command".to_owned() } else { format!("--{option}") };
-            request.given.insert((*option).to_owned(), word);
+        for (option, _) in used_by().filter(|(option, _)| is_given(matches, option)) {
+            let word = if option == "command" { "the command".to_owned() } else { format!("--{option}") };
+            request.given.insert(option.to_owned(), word);
         }
         Ok(JobRequest(request))
     }
@@ -318,8 +293,8 @@ fn is_given(matches: &ArgMatches, option: &str) -> bool {
 impl clap::Args for JobRequest {
     fn augment_args(command: clap::Command) -> clap::Command {
         <Request as clap::Args>::augment_args(command).mut_args(|arg| {
-            let kinds = USED_BY.iter().find(|(option, _)| Some(*option) == arg.get_long());
-            match (kinds.map(|(_, kinds)| *kinds), arg.get_help().cloned()) {
+            let kinds = used_by().find(|(option, _)| Some(*option) == arg.get_long());
+            match (kinds.map(|(_, kinds)| kinds), arg.get_help().cloned()) {
                 (Some(kinds), Some(help)) if kinds != ALL && kinds != PODS => {
                     arg.help(format!("{help} ({})", names(kinds)))
                 }
@@ -467,9 +442,9 @@ mod tests {
         let command = Request::augment_args(clap::Command::new("job"));
         for arg in command.get_arguments() {
             let name = arg.get_id().as_str().replace('_', "-");
-            assert!(USED_BY.iter().any(|(option, _)| *option == name), "{name} is not in USED_BY");
+            assert!(used_by().any(|(option, _)| option == name), "{name} is in no group");
         }
-        assert_eq!(command.get_arguments().count(), USED_BY.len());
+        assert_eq!(command.get_arguments().count(), used_by().count());
     }
 
     #[test]

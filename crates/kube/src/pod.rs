@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use crate::options::{JobKind, PullPolicy, Request, SSH_PORT, USER};
+use crate::options::{JobKind, Request, SSH_PORT, USER};
 use crate::quantity::Quantity;
 
 /// The folder of a volume in memory, for the commits of an elastic job's workers. The volume outlives the
@@ -80,11 +80,7 @@ pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
             "containers": [{
                 "name": container,
                 "image": request.image,
-                "imagePullPolicy": match request.pull_policy {
-                    PullPolicy::IfNotPresent => "IfNotPresent",
-                    PullPolicy::Always => "Always",
-                    PullPolicy::Never => "Never",
-                },
+                "imagePullPolicy": request.pull_policy,
                 "resources": resources(request, role),
                 "volumeMounts": mounts,
                 // Root's sshd needs some of the other capabilities.
@@ -198,18 +194,19 @@ fn resources(request: &Request, role: PodRole) -> Value {
 }
 
 fn volumes(request: &Request, role: PodRole) -> (Vec<Value>, Vec<Value>) {
-    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
-    if let Some(claim) = &request.claim {
-        volumes.push(json!({ "name": "training", "persistentVolumeClaim": { "claimName": claim } }));
-        mounts.push(json!({ "name": "training", "mountPath": request.mount }));
-    }
-    if let Some(size) = request.snapshots().filter(|_| role != PodRole::Launcher) {
-        volumes.push(json!({ "name": "snapshots", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
-        mounts.push(json!({ "name": "snapshots", "mountPath": SNAPSHOTS }));
-    }
-    if let Some(size) = request.shm().filter(|_| role != PodRole::Launcher) {
-        volumes.push(json!({ "name": "shm", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
-        mounts.push(json!({ "name": "shm", "mountPath": "/dev/shm" }));
-    }
-    (volumes, mounts)
+    let memory = |size: Option<Quantity>| {
+        let size = size.filter(|_| role != PodRole::Launcher)?;
+        Some(("emptyDir", json!({ "medium": "Memory", "sizeLimit": size })))
+    };
+    let claim = request.claim.as_ref().map(|claim| ("persistentVolumeClaim", json!({ "claimName": claim })));
+    let all = [
+        ("training", request.mount.as_str(), claim),
+        ("snapshots", SNAPSHOTS, memory(request.snapshots())),
+        ("shm", "/dev/shm", memory(request.shm())),
+    ];
+    let given = all.into_iter().filter_map(|(name, path, source)| {
+        let (kind, source) = source?;
+        Some((json!({ "name": name, kind: source }), json!({ "name": name, "mountPath": path })))
+    });
+    given.unzip()
 }

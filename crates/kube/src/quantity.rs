@@ -3,35 +3,19 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use ringpull_base::{Error, Result};
 
 /// A positive quantity, kept as the text that it was read from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct Quantity {
     text: String,
 }
 
-const SUFFIXES: [(&str, f64); 16] = [
-    ("n", 1e-9),
-    ("u", 1e-6),
-    ("m", 1e-3),
-    ("", 1.0),
-    ("k", 1e3),
-    ("M", 1e6),
-    ("G", 1e9),
-    ("T", 1e12),
-    ("P", 1e15),
-    ("E", 1e18),
-    ("Ki", 1024.0),
-    ("Mi", 1024.0 * 1024.0),
-    ("Gi", 1024.0 * 1024.0 * 1024.0),
-    ("Ti", 1024.0 * 1024.0 * 1024.0 * 1024.0),
-    ("Pi", 1024.0 * 1024.0 * 1024.0 * 1024.0 * 1024.0),
-    ("Ei", 1024.0 * 1024.0 * 1024.0 * 1024.0 * 1024.0 * 1024.0),
-];
+/// The suffixes of the powers of 1000, from the -3rd on. With an `i` they are powers of 1024.
+const SUFFIXES: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
 
 impl Quantity {
     /// The number that the quantity stands for.
@@ -72,8 +56,15 @@ fn value_of(text: &str) -> Option<f64> {
         return None;
     }
     let number: f64 = number.parse().ok()?;
-    if let Some((_, factor)) = SUFFIXES.iter().find(|(name, _)| *name == suffix) {
-        return Some(number * factor);
+    // Powers of 1024 begin with Ki.
+    let (name, base, least) = match suffix.strip_suffix('i') {
+        Some("K") => ("k", 1024f64, 4),
+        Some(name) if name != "k" => (name, 1024.0, 4),
+        _ => (suffix, 1000.0, 0),
+    };
+    let mut places = (0..).zip(SUFFIXES);
+    if let Some((at, _)) = places.find(|(at, other)| *other == name && *at >= least) {
+        return Some(number * base.powi(at - 3));
     }
     let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
     Some(number * 10f64.powi(exponent))
@@ -100,20 +91,6 @@ impl FromStr for Quantity {
     }
 }
 
-impl TryFrom<String> for Quantity {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
-    }
-}
-
-impl From<Quantity> for String {
-    fn from(quantity: Quantity) -> Self {
-        quantity.text
-    }
-}
-
 impl fmt::Display for Quantity {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(&self.text)
@@ -126,14 +103,17 @@ mod tests {
 
     #[test]
     fn a_quantity_is_a_number_and_a_suffix() {
-        let values =
-            ["2", "500m", "1.5", "8Gi", "64M", "1e3", "2k"].map(|text| text.parse::<Quantity>().unwrap().value());
-        assert_eq!(values, [2.0, 0.5, 1.5, 8_589_934_592.0, 64e6, 1000.0, 2000.0]);
-        assert_eq!(String::from("8Gi".parse::<Quantity>().unwrap()), "8Gi");
+        let values = ["2", "500m", "1.5", "8Gi", "64M", "1e3", "2k", "1Ki", "1n"]
+            .map(|text| text.parse::<Quantity>().unwrap().value());
+        assert_eq!(values, [2.0, 0.5, 1.5, 8_589_934_592.0, 64e6, 1000.0, 2000.0, 1024.0, 1e-9]);
+        assert_eq!("8Gi".parse::<Quantity>().unwrap().to_string(), "8Gi");
     }
 
     #[test]
     fn text_that_is_not_a_quantity_is_an_error_that_suggests_one() {
+        for text in ["ki", "Kim", "mi", "i", "1e", "K"] {
+            assert!(format!("1{text}").parse::<Quantity>().is_err(), "{text}");
+        }
         for (text, near) in [
             ("8GB", "8G"),
             ("8 Gi", "8Gi"),

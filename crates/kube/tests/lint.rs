@@ -158,6 +158,11 @@ fn the_page_of_rules_has_every_rule() {
 fn a_key_that_occurs_twice_is_an_error() {
     let report = lint(&CLEAN.replace("  slotsPerWorker: 2\n", "  slotsPerWorker: 2\n  slotsPerWorker: 4\n"));
     assert_eq!((report.jobs, report.findings[0].rule), (0, "yaml"));
+    assert!(report.findings[0].fix.contains("may occur once"), "{:?}", report.findings);
+    let template = lint(&CLEAN.replace("name: resnet\n", "name: {{ .Release.Name }}\n"));
+    assert!(template.findings[0].fix.contains("helm template"), "{:?}", template.findings);
+    let variable = lint(&CLEAN.replace("replicas: 4", "replicas: ${WORKERS}"));
+    assert_eq!(variable.findings.iter().map(|it| it.rule).collect::<Vec<_>>(), ["schema"]);
 }
 
 #[test]
@@ -186,7 +191,7 @@ struct PublicJob {
 #[test]
 fn jobs_like_those_in_public_have_no_false_error_and_their_faults_are_found() {
     let jobs: Vec<PublicJob> = serde_saphyr::from_str(include_str!("field.yaml")).unwrap();
-    assert_eq!(jobs.len(), 31);
+    assert_eq!(jobs.len(), 52);
     let mut wrong = String::new();
     for PublicJob { like, finds, objects } in jobs {
         let report = lint(&to_yaml(&objects).unwrap());

@@ -21,20 +21,18 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
         own.iter().copied().enumerate().find_map(given)
     };
     if job.waits_for_workers && !job.is_runtime {
-        findings.add(
+        findings.found(
             "elastic-start",
             &job.spec.get("launcherCreationPolicy"),
             "the launcher is created when every worker is ready, so fewer workers cannot start",
-            "write launcherCreationPolicy: AtStartup: the launcher waits by itself",
         );
     }
     let policy = job.worker.replica.get("restartPolicy");
     if policy.text() != Some("OnFailure") && !job.is_runtime {
-        findings.add(
+        findings.found(
             "elastic-workers",
             if policy.is_there() { &policy } else { &job.worker.replica },
             "a worker whose container has failed stays as it is, and its slots are lost",
-            "write restartPolicy: OnFailure for the workers",
         );
     }
     memory(job, value("--snapshots").unwrap_or("/dev/shm"), findings);
@@ -59,7 +57,7 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
 /// Checks that the workers have a volume in memory for commits.
 fn memory(job: &MpiJobSpec, folder: &str, findings: &mut Findings) {
     let mounts = job.worker.container.get("volumeMounts");
-    let mounted = mounts.items().into_iter().find(|mount| mount.get("mountPath").text() == Some(folder));
+    let mounted = mounts.items().into_iter().find(|mount| mount.mount_path() == folder);
     let name = mounted.as_ref().and_then(|mount| mount.get("name").text());
     let volumes = job.worker.pod.get("volumes").items();
     let volume = volumes.iter().find(|volume| name.is_some() && volume.get("name").text() == name);

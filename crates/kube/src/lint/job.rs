@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::node::Node;
-use crate::command::is_mpirun;
+use crate::command::{is_mpirun, script_words};
 
 /// A job or a runtime of any kind, with its roles by name.
 #[derive(Debug)]
@@ -234,10 +234,13 @@ impl<'a> MpiJobSpec<'a> {
         self.key.text().unwrap_or("/root/.ssh").trim_end_matches('/')
     }
 
-    /// Returns the user of a role: the user that the pod names, or root if the key is in root's folder.
-    /// Returns `None` if the image decides.
+    /// Returns the user of a role: the pod's, or root if the key is in root's folder. Else the image decides,
+    /// or a command that changes the user.
     pub(super) fn user(&self, role: &RoleView) -> Option<i64> {
-        role.user().or_else(|| (self.key_folder() == "/root/.ssh").then_some(0))
+        let changes =
+            |word: &String| ["sudo", "su", "runuser", "gosu"].contains(&word.rsplit('/').next().unwrap_or(""));
+        let given = role.user().or_else(|| (self.key_folder() == "/root/.ssh").then_some(0));
+        given.filter(|_| !role.words().iter().any(changes))
     }
 }
 
@@ -267,12 +270,15 @@ impl<'a> RoleView<'a> {
         all.into_iter().map(str::to_owned).collect()
     }
 
-    /// Returns the words of the container's program. A script for a shell's `-c` is split into words.
+    /// Returns the words of the container's program, and those of the scripts in it.
     pub(super) fn words(&self) -> Vec<String> {
-        let apart = |word: String| -> Vec<String> {
-            let is_script = word.split_whitespace().any(is_mpirun) && word.contains(char::is_whitespace);
-            if is_script { word.split_whitespace().map(str::to_owned).collect() } else { vec![word] }
-        };
+        fn apart(word: String) -> Vec<String> {
+            let starts = |word: &str| {
+                is_mpirun(word) || ["sshd", "ringpull", "sleep"].map(Some).contains(&word.rsplit('/').next())
+            };
+            let is_script = word.contains(char::is_whitespace) && word.split([' ', '\n', ';', '"', '\'']).any(starts);
+            if is_script { script_words(&word).into_iter().flat_map(apart).collect() } else { vec![word] }
+        }
         self.raw_words().into_iter().flat_map(apart).collect()
     }
 

@@ -3,20 +3,12 @@
 
 use super::Findings;
 use super::job::{MpiJobSpec, RoleView};
-use crate::command::is_mpirun;
+use crate::command::{is_mpirun, mpirun_options};
 
-/// Variables that the operator sets itself, after the user's variables.
-const OPERATORS: [&str; 9] = [
-    "K_MPI_JOB_ROLE",
-    "OMPI_MCA_orte_keep_fqdn_hostnames",
-    "OMPI_MCA_orte_default_hostfile",
-    "OMPI_MCA_plm_rsh_args",
-    "OMPI_MCA_orte_set_default_slots",
-    "I_MPI_HYDRA_HOST_FILE",
-    "I_MPI_PERHOST",
-    "HYDRA_HOST_FILE",
-    "HYDRA_LAUNCH_EXTRA_ARGS",
-];
+/// Variables that the operator sets itself, after the user's.
+const OPERATORS: &str = "K_MPI_JOB_ROLE OMPI_MCA_orte_keep_fqdn_hostnames OMPI_MCA_orte_default_hostfile \
+    OMPI_MCA_plm_rsh_args OMPI_MCA_orte_set_default_slots I_MPI_HYDRA_HOST_FILE I_MPI_PERHOST \
+    HYDRA_HOST_FILE HYDRA_LAUNCH_EXTRA_ARGS";
 
 pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     ranks(job, findings);
@@ -27,32 +19,35 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     first_container(job, findings);
 }
 
-/// `mpirun` and the words after it, if the launcher runs it.
+/// The options of `mpirun`, if the launcher runs it.
 fn mpirun(role: &RoleView) -> Option<Vec<String>> {
-    let words = role.words();
-    let at = words.iter().position(|word| is_mpirun(word))?;
-    Some(words[at..].to_vec())
+    mpirun_options(&role.words()).map(|own| own.into_iter().map(str::to_owned).collect())
 }
 
 fn has(words: &[String], options: &[&str]) -> bool {
     words.iter().any(|word| options.contains(&word.as_str()))
 }
 
+/// The number of ranks that the launcher's `mpirun` is told to start; 0 if it is not known. The ranks of
+/// several programs add up.
+pub(super) fn asked(launcher: &RoleView) -> i64 {
+    let words = mpirun(launcher).unwrap_or_default();
+    let of_program = |own: &[String]| {
+        let count = own.iter().enumerate().find_map(|(at, word)| match word.split_once('=') {
+            Some(("--np" | "--n", count)) => Some(count),
+            _ => own
+                .get(at + 1)
+                .filter(|_| ["-np", "-n", "--np", "--n", "-c"].contains(&word.as_str()))
+                .map(String::as_str),
+        });
+        count.and_then(|count| expanded(count, launcher)?.parse::<i64>().ok()).unwrap_or(0)
+    };
+    words.split(|word| word == ":").map(of_program).fold(0, i64::saturating_add)
+}
+
 fn ranks(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
-    // With several programs in one command their numbers of ranks add up.
-    let counts = words.windows(2).filter_map(|pair| match pair[0].split_once('=') {
-        Some(("--np" | "--n", count)) => Some(count.to_owned()),
-        _ if ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()) => Some(pair[1].clone()),
-        _ => None,
-    });
-    let counts: Vec<i64> = counts.filter_map(|count| expanded(&count, &job.launcher)?.parse().ok()).collect();
-    let several = words.iter().any(|word| word == ":");
-    let asked: i64 = if several {
-        counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
-    } else {
-        counts.first().copied().unwrap_or(0)
-    };
+    let asked = asked(&job.launcher);
     let (room, slots, pods) = (job.ranks(), job.slots(), job.ranks() / job.slots().max(1));
     let at = job.launcher_words();
     let over = has(&words, &["--oversubscribe", "-oversubscribe"])
@@ -65,11 +60,10 @@ fn ranks(job: &MpiJobSpec, findings: &mut Findings) {
             format!("leave -np out (every slot gets a rank), or raise slotsPerWorker or replicas to make {asked}"),
         );
     } else if asked > 0 && asked < room {
-        findings.add(
+        findings.found(
             "idle-slots",
             &at,
             format!("{asked} ranks for {room} slots: they fill the first workers, and the others stay idle"),
-            "leave -np out, or add --map-by node and lower replicas or slotsPerWorker",
         );
     }
 }
@@ -154,9 +148,9 @@ fn environment(job: &MpiJobSpec, findings: &mut Findings) {
         }
     }
     for (name, at) in job.launcher.env() {
-        if OPERATORS.contains(&name) {
+        if OPERATORS.split(' ').any(|other| other == name) {
             let what = format!("the operator sets {name} itself, and its value wins");
-            findings.add("operator-env", &at, what, "leave it out, and give mpirun the option instead");
+            findings.found("operator-env", &at, what);
         }
     }
     // An entrypoint may pass variables on; mpirun itself passes on those that -x names.
@@ -167,7 +161,8 @@ fn environment(job: &MpiJobSpec, findings: &mut Findings) {
     for (name, at) in job.launcher.env() {
         let own = ["OMPI_", "PMIX_", "PRTE_", "K_MPI_"].iter().any(|prefix| name.starts_with(prefix));
         let passed = words.windows(2).any(|pair| pair[0] == "-x" && pair[1].split('=').next() == Some(name));
-        if !own && !passed && !reads(&job.launcher, name) {
+        let may_pass = words.iter().any(|word| word.starts_with('$'));
+        if !own && !passed && !may_pass && !reads(&job.launcher, name) {
             findings.add(
                 "launcher-env",
                 &at,
@@ -188,38 +183,29 @@ fn readiness(job: &MpiJobSpec, findings: &mut Findings) {
     let late = !job.is_runtime && job.begins_suspended();
     let waits = job.waits_for_workers;
     // An entrypoint can wait for the workers, and ours does; a command cannot.
-    let is_ours = job.launcher.is_ours();
-    let runs_mpirun = job.launcher.words().first().is_some_and(|word| is_mpirun(word));
     let words = job.launcher.words();
-    let waits_itself =
-        ["until", "while", "getent", "nslookup", "sleep"].iter().any(|it| words.iter().any(|word| word == it));
-    let may_wait = waits_itself || !job.launcher.has_command() && (is_ours || !runs_mpirun);
+    let runs_mpirun = words.first().is_some_and(|word| is_mpirun(word));
+    let may_wait = has(&words, &["until", "while", "getent", "nslookup", "sleep"])
+        || !job.launcher.has_command() && (job.launcher.is_ours() || !runs_mpirun);
     if (!waits || late) && !may_wait {
         let what = if job.implementation == "MPICH" {
             "mpirun starts before its workers listen, and MPICH's then hangs"
         } else {
             "mpirun starts before its workers' names resolve: \"Could not resolve hostname\", at the cost of a retry"
         };
-        let (at, fix) = if waits {
-            let fix = "a job that is suspended or queued at first does not wait for them: let the script of the launcher wait, or take an image whose entrypoint waits, as ringpull's does";
-            (job.spec.get("launcherCreationPolicy"), fix)
+        let policy = job.spec.get("launcherCreationPolicy");
+        let at = if job.is_runtime { job.launcher.replica.get("dependsOn") } else { policy };
+        let fix = if waits {
+            "a job that is suspended or queued at first does not wait for them: let the script of the launcher wait, or take an image whose entrypoint waits, as ringpull's does"
         } else if job.is_runtime {
-            let fix = "let the launcher dependsOn [{name: node, status: Ready}], with a readinessProbe on the nodes' ssh port";
-            (job.launcher.replica.get("dependsOn"), fix)
+            "let the launcher dependsOn [{name: node, status: Ready}], with a readinessProbe on the nodes' ssh port"
         } else {
-            let fix =
-                "write launcherCreationPolicy: WaitForWorkersReady, with a readinessProbe on the workers' ssh port";
-            (job.spec.get("launcherCreationPolicy"), fix)
+            "write launcherCreationPolicy: WaitForWorkersReady, with a readinessProbe on the workers' ssh port"
         };
         findings.add("start-race", &at, what, fix);
     }
     if waits && !probe.is_there() {
-        findings.add(
-            "no-probe",
-            &probe,
-            "without a probe a worker counts as ready before its sshd listens",
-            "add readinessProbe: {tcpSocket: {port: 2222}} with sshd's port",
-        );
+        findings.found("no-probe", &probe, "without a probe a worker counts as ready before its sshd listens");
     }
 }
 
@@ -227,13 +213,12 @@ fn root(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
     let allowed =
         has(&words, &["--allow-run-as-root", "-allow-run-as-root"]) || job.launcher.has_env("OMPI_ALLOW_RUN_AS_ROOT");
-    let orted = ["mpirun", "orterun", "prterun", "mpiexec"].contains(&words[0].rsplit('/').next().unwrap_or(""));
-    if orted && job.implementation == "OpenMPI" && job.user(&job.launcher) == Some(0) && !allowed {
-        findings.add(
+    let is_horovod = job.launcher.words().iter().any(|word| word.ends_with("horovodrun"));
+    if !is_horovod && job.implementation == "OpenMPI" && job.user(&job.launcher) == Some(0) && !allowed {
+        findings.found(
             "as-root",
             &job.launcher.container.get("command"),
             "Open MPI's mpirun refuses to run as root, unless the image allows it",
-            "add --allow-run-as-root after mpirun, or run as a user",
         );
     }
 }

@@ -61,6 +61,13 @@ fn line_of(location: Location) -> u64 {
     location.line().max(1)
 }
 
+/// Each kind of scalar is the same.
+macro_rules! scalars {
+    ($($visit:ident($($of:ty)?)),*) => {
+        $(fn $visit<E>(self $(, _: $of)?) -> Result<Place, E> { Ok(Place::Scalar) })*
+    };
+}
+
 impl<'de> Deserialize<'de> for Place {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct AnyValue;
@@ -91,33 +98,8 @@ impl<'de> Deserialize<'de> for Place {
                 Place::deserialize(value)
             }
 
-            fn visit_bool<E>(self, _: bool) -> Result<Place, E> {
-                Ok(Place::Scalar)
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<Place, E> {
-                Ok(Place::Scalar)
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<Place, E> {
-                Ok(Place::Scalar)
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Place, E> {
-                Ok(Place::Scalar)
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<Place, E> {
-                Ok(Place::Scalar)
-            }
-
-            fn visit_unit<E>(self) -> Result<Place, E> {
-                Ok(Place::Scalar)
-            }
-
-            fn visit_none<E>(self) -> Result<Place, E> {
-                Ok(Place::Scalar)
-            }
+            scalars! { visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64),
+            visit_str(&str), visit_unit(), visit_none() }
         }
         deserializer.deserialize_any(AnyValue)
     }

@@ -59,18 +59,21 @@ struct Findings {
 }
 
 impl Findings {
-    /// Adds a finding of the rule of this name. `rules` must have this rule.
+    /// A finding of the rule of this name, which mends it as the rule says.
+    fn found(&mut self, rule: &'static str, at: &Node, what: impl Into<String>) {
+        self.add(rule, at, what, rules::rule_of(rule).map_or("", |rule| rule.fix));
+    }
+
+    /// A finding of the rule of this name, which `rules` must have, with a fix of its own.
     fn add(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
         let level = rules::rule_of(rule).map_or(LintLevel::Error, |rule| rule.level);
         let line = self.lines.line(self.document, &at.path);
         let at = format!("document {}: {}", self.document, at.path);
         self.list.push(Finding { level, rule, at, line, what: what.into(), fix: fix.into() });
     }
-}
 
-impl Findings {
-    /// Moves findings about a TrainJob's trainer from the runtime, in which they were found, to their place
-    /// in the TrainJob.
+    /// Moves findings of a TrainJob's trainer to their place in the TrainJob. It was found in the runtime
+    /// that runs it.
     fn move_to_trainer(&mut self, runtime: &Node, number: usize, trainjob: &Node) {
         for finding in &mut self.list {
             let path = finding.at.split_once(": ").and_then(|(_, path)| job::in_trainer(path, runtime, trainjob));
@@ -104,8 +107,13 @@ pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
             let line = cause.location().map_or(1, |location| location.line().max(1));
             let cause = cause.to_string();
             let nowhere = Node { value: &Value::Null, path: "(text)".to_owned() };
-            let fix = "correct that line; a key may occur once, and indentation is blanks";
-            findings.add("yaml", &nowhere, cause.lines().next().unwrap_or(""), fix);
+            let fix = if text.contains("{{") {
+                "this is a template: check what it becomes, such as by helm template"
+            } else {
+                "correct that line; a key may occur once, and indentation is blanks"
+            };
+            let cause = cause.lines().next().unwrap_or("").trim_start_matches("error: ");
+            findings.add("yaml", &nowhere, cause, fix);
             findings.list.iter_mut().for_each(|finding| finding.line = line);
             return Report { jobs: 0, findings: findings.list };
         }

@@ -3,35 +3,14 @@
 
 use super::Findings;
 use super::job::MpiJobSpec;
-use crate::command::is_mpirun;
+use crate::command::mpirun_options;
 
 /// Options that only Open MPI's `mpirun` knows.
-const OPEN_MPI: [&str; 10] = [
-    "--allow-run-as-root",
-    "-allow-run-as-root",
-    "--mca",
-    "-mca",
-    "--prtemca",
-    "--oversubscribe",
-    "-oversubscribe",
-    "--report-bindings",
-    "--tag-output",
-    "-x",
-];
+const OPEN_MPI: &str = "--allow-run-as-root -allow-run-as-root --mca -mca --prtemca --oversubscribe -oversubscribe \
+    --report-bindings --tag-output -x";
 
 /// Options that only the `mpirun` of MPICH and of Intel MPI know.
-const HYDRA: [&str; 10] = [
-    "-genv",
-    "-genvall",
-    "-genvlist",
-    "-genvnone",
-    "-envall",
-    "-envlist",
-    "-ppn",
-    "-perhost",
-    "-iface",
-    "-prepend-rank",
-];
+const HYDRA: &str = "-genv -genvall -genvlist -genvnone -envall -envlist -ppn -perhost -iface -prepend-rank";
 
 pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     let implementation = job.implementation;
@@ -49,7 +28,10 @@ pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
         return;
     }
     let (theirs, others) = if implementation == "OpenMPI" { (HYDRA, "MPICH or Intel") } else { (OPEN_MPI, "OpenMPI") };
-    if let Some(option) = options(&job.launcher.words()).find(|word| theirs.contains(word)) {
+    let words = job.launcher.words();
+    if let Some(option) =
+        mpirun_options(&words).into_iter().flatten().find(|word| theirs.split(' ').any(|option| option == *word))
+    {
         findings.add(
             "mpi-options",
             &job.launcher_words(),
@@ -73,14 +55,4 @@ fn named_in(image: &str) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-/// The options of `mpirun` itself: its words up to the program, which begins at the first two words in a row
-/// that are not options.
-fn options(words: &[String]) -> impl Iterator<Item = &str> {
-    let at = words.iter().position(|word| is_mpirun(word)).map_or(words.len(), |at| at + 1);
-    let own = &words[at..];
-    let is_option = |word: &String| word.starts_with('-');
-    let end = (1..own.len()).find(|at| !is_option(&own[*at]) && !is_option(&own[at - 1])).unwrap_or(own.len());
-    own[..end].iter().map(String::as_str)
 }

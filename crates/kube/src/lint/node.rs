@@ -23,7 +23,12 @@ impl<'a> Node<'a> {
         names.split('.').fold(self.clone(), |node, name| node.get(name))
     }
 
-    /// The elements of a list. Empty if the value is not a list.
+    /// The path of a mount, without `/` at its end.
+    pub(super) fn mount_path(&self) -> &'a str {
+        self.get("mountPath").text().unwrap_or("").trim_end_matches('/')
+    }
+
+    /// The elements of a list; nothing if it is not a list.
     pub(super) fn items(&self) -> Vec<Node<'a>> {
         let list = self.value.as_array().map_or(&[][..], Vec::as_slice);
         list.iter().enumerate().map(|(at, value)| Node { value, path: format!("{}[{at}]", self.path) }).collect()

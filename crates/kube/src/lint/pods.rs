@@ -16,16 +16,11 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
         rdma(role, findings);
         names(job, role, findings);
         proxy(&name.to_lowercase(), role, findings);
-        volumes(role, findings);
+        volumes(job, role, findings);
         shell_variables(role, findings);
         for (_, path, demand) in security.map_or(Vec::new(), |level| security::breaches(role.pod.value, level)) {
             let at = Node { value: &serde_json::Value::Null, path: format!("{}.{path}", role.pod.path) };
-            findings.add(
-                "pod-security",
-                &at,
-                format!("{path} {demand}"),
-                "ringpull manifest --non-root writes pods that pass restricted",
-            );
+            findings.found("pod-security", &at, format!("{path} {demand}"));
         }
     }
 }
@@ -34,10 +29,17 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
 pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
     gpus(job, findings);
     for (_, role) in job.roles() {
+        let mounts = role.container.get("volumeMounts").items();
+        let at_key = mounts.iter().find(|mount| mount.mount_path() == job.key_folder());
+        // Trainer takes a volume of its own name as it is.
+        if let Some(mount) = at_key.filter(|_| !job.is_runtime) {
+            let what = format!("the operator mounts its key at {}: the pod is refused", job.key_folder());
+            findings.add("duplicate-mount", mount, what, "leave it out: the operator makes a key for each job");
+        }
         for volume in role.pod.get("volumes").items() {
             if volume.get("name").text().is_some_and(|name| RESERVED.contains(&name)) {
                 let what = "the operator adds a volume of this name";
-                findings.add("volume-name", &volume.get("name"), what, "rename it");
+                findings.found("volume-name", &volume.get("name"), what);
             }
         }
     }
@@ -57,9 +59,9 @@ fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
     let (launcher, worker) = (job.launcher.gpu(), job.worker.gpu());
     if let Some((_, at, 1..)) = launcher.as_ref().filter(|_| !job.launcher_works) {
         findings.add(
-            "launcher-gpu",
+            "idle-gpus",
             at,
-            "the operator hides the launcher's GPUs from it: the job holds them without using them",
+            "no rank runs in the launcher: the job holds its GPUs without using them",
             "leave them out, or let ranks run in the launcher",
         );
     }
@@ -79,17 +81,16 @@ fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
     }
     let wants = count > 1 || job.slots() > 8;
     if wants && !has_shm(&job.worker) && job.worker.template.is_there() {
-        findings.add(
+        findings.found(
             "dev-shm",
             &job.worker.pod.get("volumes"),
             "/dev/shm is 64 MiB: NCCL and MPI between the ranks of a pod may fail with \"No space left on device\"",
-            "add an emptyDir {medium: Memory, sizeLimit: 8Gi} mounted at /dev/shm (it counts towards the memory limit)",
         );
     }
 }
 
 fn has_shm(role: &RoleView) -> bool {
-    role.container.get("volumeMounts").items().iter().any(|mount| mount.get("mountPath").text() == Some("/dev/shm"))
+    role.container.get("volumeMounts").items().iter().any(|mount| mount.mount_path() == "/dev/shm")
 }
 
 fn devices(role: &RoleView, findings: &mut Findings) {
@@ -98,17 +99,16 @@ fn devices(role: &RoleView, findings: &mut Findings) {
     for (name, limit) in resources.get("limits").fields().into_iter().filter(|(name, _)| is_device(name)) {
         if limit.amount().fract() != 0.0 {
             let what = format!("{name} is {}: a device cannot be divided", limit.value);
-            findings.add(
-                "fractional-device",
-                &limit,
-                what,
-                "write a whole number; a part of a GPU has a resource of its own (MIG)",
-            );
+            findings.found("fractional-device", &limit, what);
         }
     }
-    for (name, request) in resources.get("requests").fields().into_iter().filter(|(name, _)| is_device(name)) {
+    for (name, request) in resources.get("requests").fields() {
         let limit = resources.get("limits").get(name);
-        if limit.amount() != request.amount() {
+        if !is_device(name) && limit.is_there() && request.amount() > limit.amount() {
+            let what =
+                format!("request {} of {name} is above its limit {}: the pod is refused", request.value, limit.value);
+            findings.add("device-request", &request, what, "lower the request, or raise the limit");
+        } else if is_device(name) && limit.amount() != request.amount() {
             findings.add(
                 "device-request",
                 &request,
@@ -130,27 +130,18 @@ fn rdma(role: &RoleView, findings: &mut Findings) {
         && !added.contains(&"IPC_LOCK")
         && !role.container.down("securityContext.privileged").is_true()
     {
-        findings.add(
-            "memlock",
-            &at,
-            format!("{name} registers memory, and a container may not lock enough of it"),
-            "add securityContext: {capabilities: {add: [IPC_LOCK]}}",
-        );
+        findings.found("memlock", &at, format!("{name} registers memory, and a container may not lock enough of it"));
     }
 }
 
 /// A pod on the node's network asks the node's name servers, unless its `dnsPolicy` says otherwise. The
 /// operator of MPIJobs sets this policy for its pods.
 fn names(job: &Job, role: &RoleView, findings: &mut Findings) {
-    let policy = role.pod.get("dnsPolicy");
+    let (policy, at) = (role.pod.get("dnsPolicy"), role.pod.get("hostNetwork"));
     let asks_cluster = ["ClusterFirstWithHostNet", "None"].map(Some).contains(&policy.text());
-    if role.pod.get("hostNetwork").is_true() && !asks_cluster && job.kind.ends_with("TrainingRuntime") {
-        findings.add(
-            "host-names",
-            &role.pod.get("hostNetwork"),
-            "with hostNetwork the pod asks the node's name servers, which do not know the names in the hostfile",
-            "write dnsPolicy: ClusterFirstWithHostNet",
-        );
+    if at.is_true() && !asks_cluster && job.kind.ends_with("TrainingRuntime") {
+        let what = "with hostNetwork the pod asks the node's name servers, which do not know the names in the hostfile";
+        findings.found("host-names", &at, what);
     }
 }
 
@@ -158,15 +149,10 @@ fn proxy(name: &str, role: &RoleView, findings: &mut Findings) {
     let inject = "sidecar.istio.io/inject";
     let said = |field: &str| role.template.get("metadata").get(field).get(inject).text() == Some("false");
     if !said("annotations") && !said("labels") {
-        findings.add(
-            "mesh",
-            &role.template.down("metadata.annotations"),
-            format!(
-                "in a namespace with istio, such as a Kubeflow profile, a proxy joins the {name}: \
-                 ranks cannot connect, and the job never ends"
-            ),
-            format!("annotate the pod with {inject}: \"false\""),
-        );
+        let namespace = "in a namespace with istio, such as a Kubeflow profile,";
+        let what = format!("{namespace} a proxy joins the {name}: ranks cannot connect, and the job never ends");
+        let fix = format!("annotate the pod with {inject}: \"false\"");
+        findings.add("mesh", &role.template.down("metadata.annotations"), what, fix);
     }
 }
 
@@ -182,9 +168,13 @@ fn is_mounted(role: &RoleView, volume: &str) -> bool {
     mounts.any(|mount| mount.get("name").text() == Some(volume))
 }
 
-fn volumes(role: &RoleView, findings: &mut Findings) {
+fn volumes(job: &Job, role: &RoleView, findings: &mut Findings) {
     let all = role.pod.get("volumes").items();
-    let names: Vec<&str> = all.iter().filter_map(|volume| volume.get("name").text()).collect();
+    let mut names: Vec<&str> = all.iter().filter_map(|volume| volume.get("name").text()).collect();
+    // A JobSet adds a volume for each template of a claim.
+    let policies = job.spec.down("template.spec.volumeClaimPolicies").items().into_iter();
+    let templates = policies.flat_map(|policy| policy.get("templates").items());
+    names.extend(templates.filter_map(|template| template.down("metadata.name").text()));
     for (at, volume) in all.iter().enumerate() {
         let name = volume.get("name").text();
         if name.is_some() && all[..at].iter().any(|other| other.get("name").text() == name) {
@@ -195,39 +185,20 @@ fn volumes(role: &RoleView, findings: &mut Findings) {
     for container in ["containers", "initContainers"].iter().flat_map(|list| role.pod.get(list).items()) {
         let mounts = container.get("volumeMounts").items();
         for (at, mount) in mounts.iter().enumerate() {
-            let (name, path) = (mount.get("name").text().unwrap_or(""), mount.get("mountPath").text().unwrap_or(""));
+            let (name, path) = (mount.get("name").text().unwrap_or(""), mount.mount_path());
             if !names.contains(&name) && !RESERVED.contains(&name) {
                 let what = format!("the pod has no volume {name}: it is refused");
-                findings.add(
-                    "mount-without-volume",
-                    mount,
-                    what,
-                    format!("add volumes: [{{name: {name}, ...}}] to the pod"),
-                );
+                let fix = format!("add volumes: [{{name: {name}, ...}}] to the pod");
+                findings.add("mount-without-volume", mount, what, fix);
             }
-            let same = |other: &&Node| {
-                other.get("mountPath").text().map(|it| it.trim_end_matches('/')) == Some(path.trim_end_matches('/'))
-            };
-            if mounts[..at].iter().any(|other| same(&other)) {
+            if mounts[..at].iter().any(|other| other.mount_path() == path) {
                 let what = format!("something is mounted at {path} already: the pod is refused");
                 findings.add("duplicate-mount", mount, what, "choose another mountPath, or leave one of them out");
             }
         }
-        let mounted = |folder: &str| {
-            mounts.iter().any(|mount| {
-                mount
-                    .get("mountPath")
-                    .text()
-                    .is_some_and(|path| path == "/" || folder.starts_with(path.trim_end_matches('/')))
-            })
-        };
-        if container.down("securityContext.readOnlyRootFilesystem").is_true() && !mounted("/tmp") {
-            findings.add(
-                "read-only-root",
-                &container.down("securityContext.readOnlyRootFilesystem"),
-                "MPI keeps its session in /tmp, which cannot be written",
-                "mount an emptyDir at /tmp",
-            );
+        let read_only = container.down("securityContext.readOnlyRootFilesystem");
+        if read_only.is_true() && !mounts.iter().any(|mount| ["", "/tmp"].contains(&mount.mount_path())) {
+            findings.found("read-only-root", &read_only, "MPI keeps its session in /tmp, which cannot be written");
         }
     }
     let limit = role.container.down("resources.limits.memory").amount();
@@ -239,17 +210,13 @@ fn volumes(role: &RoleView, findings: &mut Findings) {
             findings.add("unused-claim", volume, what, fix);
         }
         if volume.get("hostPath").is_there() {
-            let what =
-                format!("{name} is a folder of the node: Pod Security baseline refuses it, and each node has another");
-            findings.add("host-path", volume, what, "take a claim, or an emptyDir");
+            let what = "is a folder of the node: Pod Security baseline refuses it, and each node has another";
+            findings.found("host-path", volume, format!("{name} {what}"));
         }
         let size = volume.down("emptyDir.sizeLimit");
         if volume.down("emptyDir.medium").text() == Some("Memory") && limit > 0.0 && size.amount() > limit {
-            let what = format!(
-                "{name} has sizeLimit {}, and the container ends at its memory limit, which is lower",
-                size.value
-            );
-            findings.add("shm-limit", &size, what, "lower sizeLimit, or raise the limit of memory");
+            let what = "and the container ends at its memory limit, which is lower";
+            findings.found("shm-limit", &size, format!("{name} has sizeLimit {}, {what}", size.value));
         }
     }
 }
@@ -261,12 +228,7 @@ fn shell_variables(role: &RoleView, findings: &mut Findings) {
         let is_name = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{');
         if value.split('$').skip(1).any(is_name) {
             let what = format!("{name} is {value:?}: nothing expands a shell's variable here");
-            findings.add(
-                "shell-variable",
-                &at,
-                what,
-                "write the whole value, or $(NAME) for a variable of this container",
-            );
+            findings.found("shell-variable", &at, what);
         }
     }
 }

@@ -1,10 +1,12 @@
-//! The rules: for each its name, its level, and the fault that it finds. The book's page of rules is made
-//! from this table.
+//! The rules, which `rules.json` holds: for each its name, its level, the fault that it finds, and the fix if
+//! it is always the same. The book's page of rules is made from them.
 
-use serde::Serialize;
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
 
 /// The level of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LintLevel {
     /// The job would fail, or would not do what its manifest says.
@@ -15,10 +17,8 @@ pub enum LintLevel {
     Note,
 }
 
-use LintLevel::{Error, Note, Warning};
-
 /// A rule.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
 pub struct LintRule {
     /// Its name, which is also its anchor in the book.
     pub name: &'static str,
@@ -26,94 +26,14 @@ pub struct LintRule {
     pub level: LintLevel,
     /// The fault that the rule finds.
     pub finds: &'static str,
-}
-
-const fn rule(name: &'static str, level: LintLevel, finds: &'static str) -> LintRule {
-    LintRule { name, level, finds }
+    /// The change that mends it, if it is the same for all that the rule finds.
+    #[serde(default)]
+    pub(super) fix: &'static str,
 }
 
 /// Every rule, by the subject of its file.
-pub const RULES: &[LintRule] = &[
-    rule("yaml", Error, "text that is not YAML, or a key that occurs twice"),
-    rule("schema", Error, "a field that the kind does not have, or a value of another type"),
-    rule("negative", Error, "a negative number where only a count makes sense"),
-    rule("old-version", Error, "an MPIJob of version v1, which no maintained operator runs"),
-    rule("name", Error, "a name from which no host name can be made"),
-    rule("replica-name", Error, "a role that the operator does not know: it creates no pods for this role"),
-    rule("no-launcher", Error, "an MPI job without a launcher"),
-    rule("launcher-replicas", Error, "more than one launcher, scheduler or chief"),
-    rule("no-workers", Error, "a job without a worker"),
-    rule("worker-replicas", Error, "replicas missing or below 1"),
-    rule("no-container", Error, "a pod without a container"),
-    rule("container-name", Error, "no container that has the name for which the operator looks"),
-    rule("restart-policy", Error, "a restart policy that the operator refuses"),
-    rule("pod-restart-policy", Warning, "a restart policy in the pod, which the operator overrides"),
-    rule("wrong-word", Error, "a word that the schema accepts and the operator does not know"),
-    rule("slots", Error, "slots per worker below 1, so no rank can run"),
-    rule("quantity", Error, "an amount of memory below a mebibyte, such as 512m (half a byte)"),
-    rule(
-        "gang-deadlock",
-        Error,
-        "gang scheduling of all pods together, while the launcher is created only when the workers are ready",
-    ),
-    rule("clean-pods", Note, "workers that stay after the job"),
-    rule("idle-gpus", Warning, "workers that stay after the job and hold GPUs"),
-    rule("lost-log", Note, "a launcher whose log is deleted when it fails for the last time"),
-    rule("mxjob-gone", Note, "an MXJob, which training-operator 1.9 and later do not have"),
-    rule("two-users", Error, "a launcher that runs as another user than the workers' sshd"),
-    rule("key-place", Error, "an ssh key in a folder where the user's ssh does not look for it"),
-    rule("key-mode", Error, "an ssh key that root's ssh refuses because a group may read it"),
-    rule("unknown-user", Error, "a user without a name in the image, so ssh and sshd refuse this user"),
-    rule("user-number", Note, "a user that ssh and sshd refuse unless the image has a name for this user"),
-    rule("no-sshd", Error, "workers that do not answer the launcher's ssh"),
-    rule("sshd-capabilities", Error, "root's sshd without the capabilities that it needs"),
-    rule("host-port", Error, "sshd on port 22 of the node's network, which the node's own sshd uses"),
-    rule("host-names", Warning, "pods on the nodes' network that do not ask the cluster's name server"),
-    rule("one-per-node", Warning, "workers on the nodes' network, of which two may run on one node"),
-    rule("probe-port", Error, "a readiness probe of a port on which sshd does not listen"),
-    rule("no-probe", Note, "workers that count as ready before their sshd listens"),
-    rule("start-race", Note, "mpirun may start before the names of the workers resolve"),
-    rule("too-few-slots", Error, "more ranks than slots"),
-    rule("idle-slots", Warning, "slots that no rank uses"),
-    rule("open-mpi-5", Error, "an image with Open MPI 5, so all ranks run on the launcher"),
-    rule("open-mpi-unknown", Note, "all ranks would run on the launcher if the image had Open MPI 5"),
-    rule("mpi-image", Error, "an image with an MPI other than mpiImplementation"),
-    rule("mpi-options", Error, "options of an MPI other than mpiImplementation"),
-    rule("worker-env", Warning, "variables of workers, which ranks under ssh do not see"),
-    rule("entrypoint-env", Note, "variables of workers that only the image's entrypoint can read"),
-    rule("launcher-env", Warning, "variables of the launcher that mpirun does not pass on"),
-    rule("operator-env", Warning, "variables that the operator sets itself"),
-    rule("as-root", Note, "mpirun as root, which Open MPI refuses unless the image allows it"),
-    rule("second-container", Error, "mpirun in a container that is not set up for it"),
-    rule("elastic-start", Warning, "an elastic job that does not start before all its workers are ready"),
-    rule("elastic-workers", Warning, "workers of an elastic job that do not come back"),
-    rule("elastic-memory", Warning, "workers of an elastic job without a volume in memory for its commits"),
-    rule("elastic-launcher", Warning, "an elastic job that ends, or loses its commits, when its launcher is lost"),
-    rule("separate-models", Error, "ranks that train separate models, because each has a store of one process"),
-    rule("default-store", Warning, "an example of ours without --kv-store"),
-    rule("store-kind", Error, "a kind of store that does not exist"),
-    rule("no-servers", Error, "a kind of store with servers in a job without them"),
-    rule("idle-servers", Warning, "servers for a kind of store that has none"),
-    rule("volume-name", Error, "a volume named as one of the operator's"),
-    rule("mount-without-volume", Error, "a mount of a volume that the pod does not have"),
-    rule("duplicate-mount", Error, "two mounts at one path, or two volumes of one name"),
-    rule("unused-claim", Warning, "a claim that no container mounts"),
-    rule("two-paths", Error, "a claim at one path in the launcher and at another in the workers"),
-    rule("read-only-root", Error, "a read-only root file system without a place for temporary files"),
-    rule("host-path", Note, "a folder of the node"),
-    rule("shell-variable", Warning, "a value with a variable such as $PATH, which nothing expands"),
-    rule("fractional-device", Error, "a part of a device"),
-    rule("device-request", Error, "a device with different request and limit"),
-    rule("launcher-gpu", Error, "GPUs of a launcher without ranks, or ranks in a launcher without GPUs"),
-    rule("gpu-slots", Warning, "different numbers of ranks and GPUs in a worker"),
-    rule("dev-shm", Warning, "64 MiB of shared memory for several GPUs or many ranks"),
-    rule("shm-limit", Warning, "a volume in memory that may grow beyond the memory limit"),
-    rule("memlock", Warning, "an RDMA device in a container that may not lock memory"),
-    rule("two-images", Warning, "launcher and workers with different images"),
-    rule("trainer-ignored", Error, "a TrainJob with a trainer that no job of its runtime uses"),
-    rule("mesh", Note, "pods that a service mesh may join"),
-    rule("pod-security", Error, "a setting that the level of --pod-security does not allow"),
-];
+pub static RULES: LazyLock<Vec<LintRule>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("rules.json")).expect("rules.json is valid"));
 
 /// The rule of this name.
 pub fn rule_of(name: &str) -> Option<&'static LintRule> {

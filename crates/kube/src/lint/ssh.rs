@@ -3,6 +3,7 @@
 use super::Findings;
 use super::job::{MpiJobSpec, RoleView};
 use super::node::Node;
+use crate::command::is_mpirun;
 use crate::options::USER;
 
 /// Capabilities that root's sshd needs and a pod has by default.
@@ -20,12 +21,10 @@ fn users(job: &MpiJobSpec, findings: &mut Findings) {
     if let (Some(launcher), Some(worker), 2) = (launcher, worker, job.roles().len())
         && launcher != worker
     {
-        findings.add(
-            "two-users",
-            &job.launcher.pod.down("securityContext.runAsUser"),
-            format!("the launcher runs as uid {launcher} and the workers as uid {worker}: ssh logs in as the launcher's user"),
-            "give both the same runAsUser",
-        );
+        let at = job.launcher.pod.down("securityContext.runAsUser");
+        let what =
+            format!("the workers' sshd runs as uid {worker}, and ssh logs in as the launcher's user, {launcher}");
+        findings.found("two-users", &at, what);
     }
 }
 
@@ -103,7 +102,8 @@ fn key(job: &MpiJobSpec, findings: &mut Findings) {
             "write sshAuthMountPath: /home/USER/.ssh with the user's own home",
         );
     }
-    // Trainer's key always has mode 0640, whatever the group.
+    own_key(job, findings);
+    // Trainer's key has mode 0640 whatever the group.
     for (name, role) in job.roles() {
         let group = role.group_of_files().is_some();
         if job.user(role) == Some(0) && (group || job.is_runtime) && !role.is_ours() {
@@ -118,17 +118,46 @@ fn key(job: &MpiJobSpec, findings: &mut Findings) {
     }
 }
 
+/// Checks the modes of a Secret that the launcher mounts where ssh looks for keys. A mode may be written in
+/// octal without the sign of YAML.
+fn own_key(job: &MpiJobSpec, findings: &mut Findings) {
+    let launcher = &job.launcher;
+    for volume in launcher.pod.get("volumes").items() {
+        let mount = volume.get("name").text().and_then(|name| launcher.mount_of(name));
+        let path = mount.map_or("", |mount| mount.mount_path());
+        let items = volume.down("secret.items").items();
+        let key = items
+            .iter()
+            .find(|item| item.get("path").text().is_some_and(|path| path.starts_with("id_") && !path.contains('.')));
+        let of_key = key.map(|item| item.get("mode")).filter(Node::is_there);
+        let mode = of_key.unwrap_or_else(|| volume.down("secret.defaultMode"));
+        let is_private = mode.number().is_some_and(|mode| mode.trailing_zeros() >= 6 || [600, 400].contains(&mode));
+        if path.ends_with("/.ssh")
+            && volume.get("secret").is_there()
+            && (items.is_empty() || key.is_some())
+            && !is_private
+        {
+            let what = format!("others may read the key in {path}: ssh refuses it (\"bad permissions\")");
+            findings.add("key-mode", &mode, what, "write defaultMode: 0400");
+        }
+    }
+}
+
 fn server(job: &MpiJobSpec, findings: &mut Findings) {
     let worker = &job.worker;
     if !worker.template.is_there() {
         return;
     }
     let words = worker.words();
-    if worker.has_command() && words.first().is_some_and(|word| ["sleep", "tail"].contains(&word.as_str())) {
+    let is_shell = |word: &&String| word.starts_with('-') || word.ends_with("sh") && !word.contains(' ');
+    let program = words.iter().find(|word| !is_shell(word)).map_or("", |word| word.rsplit('/').next().unwrap_or(""));
+    let others = ["sleep", "tail", "python", "python3", "torchrun"];
+    let has_sshd = words.iter().any(|word| word.contains("sshd"));
+    if worker.has_command() && !has_sshd && (others.contains(&program) || is_mpirun(program)) {
         findings.add(
             "no-sshd",
             &worker.container.get("command"),
-            "the worker only sleeps, as version v1 required: nothing answers the launcher's ssh",
+            format!("the worker runs {program} instead of sshd: nothing answers the launcher's ssh"),
             "leave command and args out: the operator runs /usr/sbin/sshd -De",
         );
     }
@@ -149,19 +178,19 @@ fn server(job: &MpiJobSpec, findings: &mut Findings) {
     }
     if worker.pod.get("hostNetwork").is_true() {
         if words.windows(2).any(|pair| pair[0] == "-p" && pair[1] == "22") {
-            findings.add(
+            findings.found(
                 "host-port",
                 &worker.container.get("command"),
                 "with hostNetwork port 22 is the node's own sshd",
-                "let sshd listen on another port, such as 2222, on both sides",
             );
         }
-        if !worker.pod.down("affinity.podAntiAffinity").is_there() {
-            findings.add(
+        // Two pods with the same port of the node never get one node.
+        let has_ports = worker.pod.get("containers").items().iter().any(|it| !it.get("ports").items().is_empty());
+        if !worker.pod.down("affinity.podAntiAffinity").is_there() && !has_ports {
+            findings.found(
                 "one-per-node",
                 &worker.pod.get("hostNetwork"),
                 "two workers on one node cannot both listen on ssh's port: \"Address already in use\"",
-                "add podAntiAffinity by kubernetes.io/hostname, so that a node gets one worker",
             );
         }
     }

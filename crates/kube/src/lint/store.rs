@@ -36,15 +36,14 @@ pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
 }
 
 pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
-    let split = |word: &String| word.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let words: Vec<String> = job.launcher.words().iter().flat_map(split).collect();
+    let words = job.launcher.words();
     let starts_ranks = words.iter().any(|word| is_mpirun(word)) || launch_words(&words).is_some();
     let alone = starts_ranks && job.ranks() > 1;
     let at = job.launcher_words();
     let Some((_, given)) = store_of(&words) else {
         if let Some(example) = example(&words).filter(|_| alone) {
             let what = format!("{example} without --kv-store uses local: every rank trains a separate model");
-            findings.add("default-store", &at, what, "add --kv-store dist_sync_mpi");
+            findings.found("default-store", &at, what);
         }
         return;
     };
@@ -85,12 +84,10 @@ fn has_its_servers(kind: Kind, job: &MpiJobSpec, words: &[String], findings: &mu
             format!("{kind} needs servers, and -s 0 starts none"),
             "write -s with the number of servers, or --kv-store dist_sync_mpi",
         ),
-        Some(1..) if kind == Kind::DistSyncMpi => findings.add(
-            "idle-servers",
-            &at,
-            "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says",
-            "leave out -s, or write --kv-store dist_sync",
-        ),
+        Some(1..) if kind == Kind::DistSyncMpi => {
+            let what = "dist_sync_mpi has no servers: ringpull launch starts none, whatever -s says";
+            findings.found("idle-servers", &at, what);
+        }
         None if kind.has_servers() && starts_workers_alone(job, words) => findings.add(
             "no-servers",
             &at,

@@ -3,44 +3,33 @@
 
 use super::Findings;
 use super::job::{Job, MpiJobSpec, RoleView};
+use super::launcher::asked;
 use super::node::Node;
+use crate::jobs::HOSTFILE;
 use crate::names::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
 
 /// Returns true if the object is of the version that these rules know.
 pub(super) fn is_known_version(object: &Node, findings: &mut Findings) -> bool {
-    let version = object.get("apiVersion");
-    let group = version.text().and_then(|text| text.split_once('/')).map_or("", |(group, _)| group);
     if crate::schema::shape_of(object.value).is_some() {
         return true;
     }
-    if object.get("kind").text() != Some("MPIJob") {
-        // A kind of the same name in another API group.
-        if ["kubeflow.org", "trainer.kubeflow.org"].contains(&group) {
-            let what = "no version of this operator that is still in use knows this API version";
-            findings.add(
-                "old-version",
-                &version,
-                what,
-                "write kubeflow.org/v1, or for Trainer trainer.kubeflow.org/v1alpha1",
-            );
-        }
-        return false;
-    }
-    match version.text() {
-        Some("kubeflow.org/v1") => findings.add(
-            "old-version",
-            &version,
+    let version = object.get("apiVersion");
+    let group = version.text().and_then(|text| text.split_once('/')).map_or("", |(group, _)| group);
+    let (what, fix) = match (object.get("kind").text(), version.text()) {
+        (Some("MPIJob"), Some("kubeflow.org/v1")) => (
             "version v1 is training-operator's, removed in Kubeflow Trainer 2; it cannot be installed beside v2beta1",
             "write apiVersion: kubeflow.org/v2beta1, move cleanPodPolicy into runPolicy, and pass variables with mpirun -x",
         ),
-        _ => findings.add(
-            "old-version",
-            &version,
-            "no maintained operator runs this version",
-            "write apiVersion: kubeflow.org/v2beta1",
+        (Some("MPIJob"), _) => ("no maintained operator runs this version", "write apiVersion: kubeflow.org/v2beta1"),
+        _ if ["kubeflow.org", "trainer.kubeflow.org"].contains(&group) => (
+            "no version of that operator that is still in use has this one",
+            "write kubeflow.org/v1, or for Trainer trainer.kubeflow.org/v1alpha1",
         ),
-    }
+        // Another group's kind of that name.
+        _ => return false,
+    };
+    findings.add("old-version", &version, what, fix);
     false
 }
 
@@ -53,7 +42,7 @@ pub(super) fn no_negative_numbers(object: &Node, findings: &mut Findings) {
     while let Some(node) = within.pop() {
         if node.number().is_some_and(|number| number < 0) {
             let what = format!("{} is below 0: the object or its pods are refused", node.value);
-            findings.add("negative", &node, what, "write a number of at least 0");
+            findings.found("negative", &node, what);
         }
         within.extend(node.items());
         within.extend(
@@ -68,7 +57,7 @@ pub(super) fn check(job: &Job, findings: &mut Findings) {
     for (name, role) in &job.roles {
         if role.pod.get("containers").items().is_empty() {
             let what = format!("{name} has no container: the job is refused");
-            findings.add("no-container", &role.pod.get("containers"), what, "add one container");
+            findings.found("no-container", &role.pod.get("containers"), what);
         }
         resources(role, findings);
     }
@@ -103,9 +92,9 @@ fn replicas(job: &Job, known: &[&str], container: &str, findings: &mut Findings)
         }
         let count = role.replica.get("replicas");
         if one && count.number().is_some_and(|count| count != 1) {
-            findings.add("launcher-replicas", &count, format!("a job has exactly one {name}"), "write replicas: 1");
+            findings.found("launcher-replicas", &count, format!("a job has exactly one {name}"));
         } else if count.number().is_some_and(|count| count == 0) {
-            findings.add("worker-replicas", &count, "replicas is 0: the role has no pod", "write replicas: 1 or more");
+            findings.found("worker-replicas", &count, "replicas is 0: the role has no pod");
         }
         let policy = role.replica.get("restartPolicy");
         one_of(&policy, &["Always", "OnFailure", "Never", "ExitCode"], "is not a policy", findings);
@@ -150,7 +139,7 @@ fn one_of(at: &Node, known: &[&str], what: &str, findings: &mut Findings) {
 pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
     if job.slots.is_there() && job.slots.number().is_some_and(|count| count < 1) {
         let what = format!("{} slots in each worker: no rank can run", job.slots.value);
-        findings.add("slots", &job.slots, what, "write the number of ranks in a worker, at least 1");
+        findings.found("slots", &job.slots, what);
     }
     if job.is_runtime {
         runtime(job, findings);
@@ -163,6 +152,12 @@ pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
 }
 
 fn runtime(job: &MpiJobSpec, findings: &mut Findings) {
+    // A job may have roles of its own, whose launcher makes the list of hosts.
+    let words = job.launcher.raw_words().join(" ");
+    let words: Vec<&str> = words.split([' ', '"', '\'']).collect();
+    if words.windows(2).any(|pair| ["-hostfile", "--hostfile"].contains(&pair[0]) && pair[1] != HOSTFILE) {
+        return;
+    }
     for (name, role, rule) in [("launcher", &job.launcher, "no-launcher"), ("node", &job.worker, "no-workers")] {
         if !role.template.is_there() {
             let what = format!("no replicated job is named {name}: Trainer sets up no pod as its {name}");
@@ -222,43 +217,34 @@ fn mpi_replicas(job: &MpiJobSpec, findings: &mut Findings) {
     }
     let launcher = &job.launcher.replica;
     if !launcher.is_there() {
-        findings.add(
-            "no-launcher",
-            launcher,
-            "the Launcher is missing: the job is refused",
-            "add mpiReplicaSpecs.Launcher",
-        );
+        let what = "the Launcher is missing: the job is refused";
+        findings.add("no-launcher", launcher, what, "add mpiReplicaSpecs.Launcher");
     } else if launcher.get("replicas").number().is_some_and(|count| count != 1) {
-        findings.add(
-            "launcher-replicas",
-            &launcher.get("replicas"),
-            "a job has exactly one launcher",
-            "write replicas: 1",
-        );
+        findings.found("launcher-replicas", &launcher.get("replicas"), "a job has exactly one launcher");
     }
     let worker = &job.worker.replica;
     let count = worker.get("replicas");
     let lower_case = job.spec.get("mpiReplicaSpecs").get("worker").is_there();
-    if worker.is_there() && count.number().is_none_or(|count| count < 1) {
+    let is_wrong = !count.is_there() || count.number().is_some_and(|count| count < 1);
+    if worker.is_there() && is_wrong {
         let what = if count.is_there() { "replicas is below 1" } else { "replicas is missing, which means 0" };
-        findings.add("worker-replicas", &count, format!("{what}: the job is refused"), "write replicas: 1 or more");
-    } else if !worker.is_there() && !job.launcher_works && !lower_case {
+        findings.found("worker-replicas", &count, format!("{what}: the job is refused"));
+    } else if !worker.is_there() && !job.launcher_works && !lower_case && asked(&job.launcher) != 1 {
         let fix = "add mpiReplicaSpecs.Worker, or set runLauncherAsWorker: true";
-        findings.add("no-workers", worker, "the job has no worker, so no rank can run", fix);
+        findings.add("no-workers", worker, "the job has no worker, so its hostfile is empty", fix);
     }
     for (name, role) in job.roles() {
         let policy = role.replica.get("restartPolicy");
         if policy.text().is_some_and(|text| !["Never", "OnFailure"].contains(&text)) {
             let what = format!("restartPolicy {} is refused", policy.value);
-            findings.add("restart-policy", &policy, what, "write Never or OnFailure");
+            findings.found("restart-policy", &policy, what);
         }
         if name == "launcher" && policy.text() != Some("Never") && policy.text().is_none_or(|text| text == "OnFailure")
         {
-            findings.add(
+            findings.found(
                 "lost-log",
                 &policy,
                 "with OnFailure the launcher's pod and its log are deleted when backoffLimit is reached",
-                "write restartPolicy: Never for the Launcher: then the pod of each start stays",
             );
         }
         if role.pod.get("restartPolicy").is_there() {
@@ -277,16 +263,10 @@ fn words(job: &MpiJobSpec, findings: &mut Findings) {
 fn run_policy(job: &MpiJobSpec, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.cleanPodPolicy");
     if matches!(policy.text(), None | Some("None")) {
-        findings.add(
-            if job.worker.gpu().is_some() { "idle-gpus" } else { "clean-pods" },
-            &policy,
-            if policy.is_there() {
-                "cleanPodPolicy is None: after the job its workers' sshd keep holding processors and GPUs"
-            } else {
-                "cleanPodPolicy is None by default: after the job its workers' sshd keep holding processors and GPUs"
-            },
-            "write runPolicy.cleanPodPolicy: Running",
-        );
+        let rule = if job.worker.gpu().is_some() { "idle-gpus" } else { "clean-pods" };
+        let default = if policy.is_there() { "" } else { " by default" };
+        let what = format!("cleanPodPolicy is None{default}: after the job workers' sshd hold processors and GPUs");
+        findings.add(rule, &policy, what, "write runPolicy.cleanPodPolicy: Running");
     }
 }
 
