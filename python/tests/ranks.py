@@ -26,7 +26,7 @@ MPIRUN = os.environ.get("RINGPULL_MPIRUN", "mpirun")
 FOUR = pytest.param(4, marks=pytest.mark.long)
 
 #: The seconds after which a job that hangs is killed.
-DEADLINE = 120
+DEADLINE = 300
 
 #: The seconds after which an `mpirun` whose ranks have all ended is killed. The `mpirun` of Open MPI 4.1 with PMIx 4.2 hangs in one of
 #: several hundred jobs that fail: two of its threads wait for each other in `PMIx_server_finalize`.
