@@ -117,6 +117,7 @@ def with_torch():
     same(hvd.allreduce(mine * 2), mine * 2)
     same(hvd.allgather(mine[:1]), torch.ones(size, dtype=torch.cfloat))
     raises(ValueError, ["of w", "no max of complex64"], hvd.allreduce, mine, op=hvd.Max, name="w")
+    raises(ValueError, ["of flags", "bool"], hvd.allreduce, torch.tensor([True]), name="flags")
     with_optimizers(torch, hvd)
     quantised = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8)
     try:
