@@ -1,5 +1,6 @@
 //! From a kind's name to a store.
 
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -337,7 +338,19 @@ fn connect_to_servers(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<crate:
     /// The claim by which a child of this process, which inherits its variables, finds out that it is a
     /// child.
     static PLACE: OnceLock<Option<Claim>> = OnceLock::new();
+    /// The job of which this process is a worker, and its number there.
+    static JOINED: OnceLock<(SocketAddr, usize)> = OnceLock::new();
     OWNER.get_or_init(Process::this).check("this worker of the job")?;
+    // The scheduler has ended with the job, if every worker has closed its store.
+    if let Some((_, rank)) = JOINED.get().filter(|(root, _)| *root == dmlc.root && !config.elastic) {
+        return Err(Error::job_mismatch(
+            format!(
+                "this process (pid {}) is worker {rank} of its job already, by an earlier store",
+                std::process::id()
+            ),
+            ONE_STORE_OF_SERVERS,
+        ));
+    }
     let place = |rank: usize| format!("worker {rank} of {}", dmlc.root);
     let servers = crate::servers::Servers::connect(kind, config, dmlc).map_err(|error| {
         let parent = (0..dmlc.num_workers).find(|rank| Claim::holder(&place(*rank)).is_some_and(claim::is_ancestor));
@@ -349,9 +362,14 @@ fn connect_to_servers(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<crate:
             (_, error) => error,
         }
     })?;
+    JOINED.get_or_init(|| (dmlc.root, servers.rank()));
     PLACE.get_or_init(|| Claim::take(&place(servers.rank())).ok().flatten());
     Ok(servers)
 }
+
+#[cfg(feature = "ps")]
+const ONE_STORE_OF_SERVERS: &str = "create one store with servers, keep it until the program ends, and give each model keys of its own; \
+                                    a process may have several stores of dist_sync_mpi";
 
 #[cfg(feature = "ps")]
 const CHILD_OF_A_WORKER: &str = "create the store in the worker alone, in a script of multiprocessing under \

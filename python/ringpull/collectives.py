@@ -137,11 +137,6 @@ def _travels(array: Array, is_written: bool = False) -> Array:
         _native.Named(array, name)
         same_length = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         return _native.Named(array.view(same_length[array.element_size()]), name)
-    import numpy
-
-    # These are types of ml_dtypes, which JAX uses.
-    if isinstance(array, numpy.ndarray) and array.dtype.kind == "V" and array.dtype.names is None:
-        return _native.Named(array.view(f"i{array.dtype.itemsize}"), array.dtype.name)
     return array
 
 

@@ -100,12 +100,26 @@ def train_command(specification: str, parameters: Mapping[str, Any], inputs: Map
             raise ValueError(f"train_parameters gives {name!r} the input {value}, but this step has no {value}\n  hint: give train_comp {value} too")
     if "implementation:" not in specification:
         options = [word for name, value in given.items() for word in (f"--{name}", _text(value))]
-        return shlex.split(specification) + options
-    component = importlib.import_module("yaml").safe_load(specification)
-    container = component.get("implementation", {}).get("container")
-    if container is None:
-        raise ValueError("train_specification has no container\n  hint: give a command, or the text of a component with one container")
-    words = _Placeholders(component, given).words([*container.get("command", []), *container.get("args", [])])
+        try:
+            return shlex.split(specification) + options
+        except ValueError as cause:
+            raise ValueError(f"train_specification is no command: {cause}\n  hint: close each quotation that it opens") from None
+    yaml = importlib.import_module("yaml")
+    try:
+        component = yaml.safe_load(specification)
+    except yaml.YAMLError as cause:
+        raise ValueError(f"train_specification is no YAML: {cause}\n  hint: give a command, or the text of a component") from None
+    implementation = component.get("implementation") if isinstance(component, dict) else None
+    container = implementation.get("container") if isinstance(implementation, dict) else None
+    if not isinstance(container, dict):
+        raise ValueError("train_specification has no container\n  hint: give a command, or the text of a component that is one container")
+    items = []
+    for name in "command", "args":
+        part = container.get(name) or []
+        if not isinstance(part, list):
+            raise ValueError(f"train_specification has {part!r} as {name}, which is no list\n  hint: write {name}: [WORD, WORD]")
+        items += part
+    words = _Placeholders(component, given).words(items)
     return [word if _is_script(words[:at]) else _find_horovod_in(word) for at, word in enumerate(words)]
 
 
@@ -125,15 +139,15 @@ class _Placeholders:
     def _resolve(self, item: Any) -> list[str]:
         if not isinstance(item, dict):
             return [_text(item)]
-        ((kind, of),) = item.items()
-        if kind in ("inputValue", "inputPath", "inputUri", "outputPath", "outputUri"):
+        kind, of = next(iter(item.items())) if len(item) == 1 else (None, None)
+        if kind in ("inputValue", "inputPath", "inputUri", "outputPath", "outputUri") and isinstance(of, str):
             return self._value(kind, of)
-        if kind == "concat":
+        if kind == "concat" and isinstance(of, list):
             return ["".join(self.words(of))]
-        if kind == "if":
+        if kind == "if" and isinstance(of, dict) and "cond" in of:
             branch = of.get("then") if self._holds(of["cond"]) else of.get("else")
             return self.words(branch if isinstance(branch, list) else [] if branch is None else [branch])
-        raise ValueError(f"train_specification has the placeholder {kind!r}, which has no meaning in a job\n  hint: leave it out, or give a command")
+        raise ValueError(f"train_specification has the placeholder {item}, which has no meaning in a job\n  hint: leave it out, or give a command")
 
     def _holds(self, condition: Any) -> bool:
         if isinstance(condition, dict) and "isPresent" in condition:

@@ -133,6 +133,7 @@ impl Foreign {
             match Self::by_buffer(object, access) {
                 // Arrays of CuPy and JAX have the buffer protocol, but it refuses arrays on a GPU.
                 Err(_) if ready::is_elsewhere(object) => {}
+                Err(error) => return Self::by_integers(object, access)?.ok_or(error),
                 borrowed => return borrowed,
             }
         }
@@ -257,6 +258,25 @@ impl Foreign {
 
     fn len_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.element.size_bytes()
+    }
+
+    /// An array of NumPy or JAX in host memory whose element type is of `ml_dtypes`, such as `bfloat16`. The
+    /// buffer protocol has no format for these, so the memory is seen as integers of their length.
+    fn by_integers(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Option<Self>> {
+        /// What `isbuiltin` of NumPy says of a type that another package has registered.
+        const REGISTERED: u8 = 2;
+        let Ok(dtype) = object.getattr("dtype") else { return Ok(None) };
+        if dtype.getattr("isbuiltin").and_then(|kind| kind.extract()).ok() != Some(REGISTERED) {
+            return Ok(None);
+        }
+        let name: String = dtype.getattr("name")?.extract()?;
+        let Some(element) = ElementType::of_name(&name) else { return Err(unknown_dtype(object, &name)) };
+        if access == Access::Write && ready::is_immutable(object)? {
+            return Ok(None);
+        }
+        let array = object.py().import("numpy")?.call_method1("asarray", (object,))?;
+        let integers = array.call_method1("view", (format!("i{}", element.size_bytes()),))?;
+        Ok(Some(Foreign { element, ..Self::by_buffer(&integers, access)? }))
     }
 
     fn by_buffer(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {

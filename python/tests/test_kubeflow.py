@@ -117,8 +117,18 @@ def test_placeholders_are_what_kfp_makes_of_them():
     for text, named in [("{executorInput: null}", "executorInput"), ("{ifPresent: {}}", "ifPresent")]:
         with pytest.raises(ValueError, match=f"{named}.*\n  hint: "):
             kubeflow.train_command(f"implementation: {{container: {{command: [{text}]}}}}", {})
-    with pytest.raises(ValueError, match="no container"):
-        kubeflow.train_command("implementation: {graph: {tasks: {}}}", {})
+    for text, named in [
+        ("implementation: {graph: {tasks: {}}}", "no container"),
+        ("implementation: [", "no YAML"),
+        ("implementation: text", "no container"),
+        ("implementation: {container: {command: python3, args: [t.py]}}", "'python3' as command, which is no list"),
+        ("implementation: {container: {command: [{}]}}", "placeholder {}"),
+        ("implementation: {container: {command: [{inputValue: a, outputPath: b}]}}", "placeholder"),
+        ("implementation: {container: {command: [{inputValue: {a: b}}]}}", "placeholder"),
+        ("python3 'train.py", "no command: No closing quotation"),
+    ]:
+        with pytest.raises(ValueError, match=rf"{named}[^\0]*\n  hint: "):
+            kubeflow.train_command(text, {"a": 1})
 
 
 def test_a_parameter_that_names_an_input_stands_for_it():

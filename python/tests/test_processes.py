@@ -113,3 +113,8 @@ def test_torchs_data_loader_has_workers():
 def test_mxnets_data_loader_has_workers():
     pytest.importorskip("mxnet")
     ends_alike(mpi(2, HERE / "jobs/mxnet_loader.py"))
+
+
+def test_a_second_store_of_servers_in_a_worker_is_an_error_that_says_so():
+    """After the first was closed it used to wait for a scheduler that had ended."""
+    quietly(launch(2, 1, JOB, "dist_sync", "second_store"))

@@ -148,6 +148,9 @@ impl Mpirun {
     ) -> Result<MpiCommand> {
         let agent = agent.map(write_agent).transpose()?;
         let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
+        for name in std::env::vars_os().map(|(name, _)| name).filter(|name| is_of_outer_job(name)) {
+            command.env_remove(name);
+        }
         command.env(config::SECRET, config::secret_or_new()?.reveal());
         let passed_on = if reach == Reach::Ssh { environment::passed_on() } else { BTreeMap::new() };
         let inherited: Vec<&str> =
@@ -274,8 +277,19 @@ impl Mpirun {
     }
 }
 
-/// Divides variables into two groups: the names of those that have the value of this process's environment,
-/// and the other variables. If a name occurs twice, the last value counts.
+/// Returns true for the variables by which Open MPI 4 knows the job that this process is a rank of: with them
+/// its `mpirun` starts no other job.
+fn is_of_outer_job(name: &OsStr) -> bool {
+    const NAMES: &str = "OMPI_UNIVERSE_SIZE OMPI_COMM_* OMPI_MCA_ess OMPI_MCA_ess_* OMPI_MCA_orte_app_num OMPI_MCA_orte_ess_* \
+                         OMPI_MCA_orte_hnp_uri OMPI_MCA_orte_jobfam_session_dir OMPI_MCA_orte_launch \
+                         OMPI_MCA_orte_local_daemon_uri OMPI_MCA_orte_num_nodes OMPI_MCA_orte_precondition_transports \
+                         OMPI_MCA_orte_top_session_dir PMIX_*";
+    std::env::var_os("OMPI_UNIVERSE_SIZE").is_some()
+        && name.to_str().is_some_and(|name| environment::is_among(NAMES, name))
+}
+
+/// Divides variables, of which the last of a name counts, into the names of those that have their values from
+/// this process's environment, and the others.
 pub fn by_name_and_value(env: &[(String, String)]) -> (Vec<&str>, Vec<&(String, String)>) {
     let counts = |(at, (name, _)): &(usize, &(String, String))| env[at + 1..].iter().all(|(later, _)| later != name);
     let set = env.iter().enumerate().filter(counts).map(|(_, variable)| variable);
@@ -438,8 +452,11 @@ fn can_execute(path: &str) -> bool {
 fn write_agent(text: &str) -> Result<TempDir> {
     // Launchers split such paths at blanks and colons.
     let base = Some(std::env::temp_dir()).filter(|base| !base.to_string_lossy().contains([' ', '\t', '\n', ':']));
-    let folder = temporary_folder("ringpull-", &base.unwrap_or_else(|| "/tmp".into()))
-        .map_err(|cause| Error::io("create", "a temporary folder", &cause))?;
+    let base = base.unwrap_or_else(|| "/tmp".into());
+    let folder = temporary_folder("ringpull-", &base).map_err(|cause| {
+        let what = format!("cannot create a temporary folder in {}: {cause}", base.display());
+        Error::argument(what, "set TMPDIR to a folder that is there and can be written")
+    })?;
     let path = folder.path().join("agent");
     let io = |cause: std::io::Error| Error::io("write", path.display(), &cause);
     std::fs::write(&path, text).map_err(io)?;

@@ -186,12 +186,14 @@ fn starter(words: &[String]) -> Option<Evidence> {
     };
     let starts = |pair: &[String]| match (last(&pair[0]).as_str(), pair[1].as_str()) {
         ("ringpull" | "accelerate", "launch") => Some(format!("{} launch", last(&pair[0]))),
-        ("-m", module @ ("torch.distributed.run" | "torch.distributed.launch")) => Some(format!("-m {module}")),
+        ("-m", module @ ("torch.distributed.run" | "torch.distributed.launch" | "ringpull.torchrun")) => {
+            Some(format!("-m {module}"))
+        }
         _ => None,
     };
     let single = |(at, word): (usize, &String)| {
         let name = last(word);
-        let is_other = ["torchrun", "deepspeed"].contains(&name.as_str()) && is_program(at);
+        let is_other = ["torchrun", "deepspeed", "horovodrun"].contains(&name.as_str()) && is_program(at);
         (is_mpirun(word) || is_other || word.ends_with("tools/launch.py")).then_some(name)
     };
     let name = words.iter().enumerate().find_map(single).or_else(|| words.windows(2).find_map(starts))?;
@@ -375,6 +377,8 @@ mod tests {
         ("env KV_STORE=local python3 train.py", "????-"),
         ("env KV_STORE=redis python3 train.py", "-----"),
         ("torchrun --nproc-per-node 2 train.py", "xxxx-"),
+        ("python3 -m ringpull.torchrun --nproc-per-node 2 train.py", "xxxx-"),
+        ("horovodrun -np 2 python3 train.py", "xxxx-"),
         ("torchrun --nnodes 2 --rdzv-endpoint a:1 train.py", "????-"),
     ];
 

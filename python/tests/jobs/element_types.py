@@ -117,6 +117,7 @@ def with_torch():
     same(hvd.allreduce(mine * 2), mine * 2)
     same(hvd.allgather(mine[:1]), torch.ones(size, dtype=torch.cfloat))
     raises(ValueError, ["of w", "no max of complex64"], hvd.allreduce, mine, op=hvd.Max, name="w")
+    raises(ValueError, ["of flags", "bool"], hvd.allreduce, torch.tensor([True]), name="flags")
     with_optimizers(torch, hvd)
     quantised = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8)
     try:
@@ -148,6 +149,45 @@ def with_optimizers(torch, hvd):
         assert torch.allclose(found, wanted), (found, wanted)
 
 
+def with_types_of_ml_dtypes():
+    """Those that NumPy and JAX have by it, for which the buffer protocol has no format."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        return
+    kinds = ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
+    for name in kinds:
+        kind = np.dtype(getattr(ml_dtypes, name))
+        make = lambda values, shape, kind=kind: np.array(values, kind).reshape(shape)
+        travels(make, name)
+        if name != "bfloat16":
+            sums(make, name)
+    raises(ValueError, ["int4", "does not travel"], comm.broadcast, np.zeros(2, ml_dtypes.int4), 0)
+    bfloat = np.dtype(ml_dtypes.bfloat16)
+    libraries = [np]
+    try:
+        import jax.numpy
+
+        libraries.append(jax.numpy)
+        raises(ValueError, ["a JAX array as an output"], comm.broadcast, np.zeros(2, bfloat), 0, out=jax.numpy.zeros(2, bfloat))
+    except ImportError:
+        pass
+    total = size * (size + 1) // 2
+    store = ringpull.create("dist_sync_mpi")
+    for library in libraries:
+        mine = library.full((2, 3), rank + 1, bfloat)
+        for found in comm.allreduce(mine).wait(), comm.grouped_allreduce([mine]).wait()[0]:
+            same(np.asarray(found), np.full((2, 3), total, bfloat))
+        key, out = library.__name__, np.zeros((2, 3), bfloat)
+        store.init(key, library.zeros((2, 3), bfloat))
+        store.push(key, mine)
+        store.pull(key, out)
+        same(out, np.full((2, 3), total, bfloat))
+    out.flags.writeable = False
+    raises(ValueError, ["read-only"], store.pull, "numpy", out)
+    raises(ValueError, ["no values of float8_e5m2"], store.init, "e", np.zeros(2, ml_dtypes.float8_e5m2))
+
+
 def in_a_store():
     for kind in "local", "dist_sync_mpi":
         store = ringpull.create(kind)
@@ -169,5 +209,6 @@ def in_a_store():
 
 with_numpy()
 with_torch()
+with_types_of_ml_dtypes()
 in_a_store()
 print(f"rank {rank} is done")

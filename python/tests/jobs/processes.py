@@ -301,6 +301,19 @@ class Job:
         self.store.push("w", np.ones(LEN, np.float32))
 
 
+    def second_store(self):
+        """Another store of servers beside the first, and when the job has ended with it."""
+        self.train()
+        for close in self.store.barrier, self.store.close:
+            close()
+            try:
+                ringpull.create(self.store.type)
+            except ringpull.DisagreementError as error:
+                assert f"worker {self.rank} of its job already" in str(error) and "create one store" in str(error), error
+            else:
+                raise AssertionError("a second store was made")
+
+
 class Writing:
     """A handler that writes a checkpoint."""
 

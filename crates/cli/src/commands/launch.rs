@@ -478,12 +478,6 @@ fn check_program(command: &[OsString]) -> Result<()> {
     if is_there {
         return Ok(());
     }
-    if program.as_os_str().as_encoded_bytes().starts_with(b"-") {
-        return Err(Error::argument(
-            format!("launch has no option {}", program.display()),
-            "see `ringpull launch --help`; the options of your program follow its name",
-        ));
-    }
     Err(Error::argument(
         format!("there is no program {}", program.display()),
         "correct its name, or give its path: a name without a / is searched in PATH",

@@ -24,8 +24,14 @@ const STAYS: [&str; 4] = [
 
 /// Returns true if a variable of this name is passed on. A shell can set only valid names.
 pub(crate) fn is_passed_on(name: &str) -> bool {
-    let is_of = |known: &str| known.strip_suffix('*').map_or(known == name, |beginning| name.starts_with(beginning));
-    is_name(name) && !STAYS.iter().any(|names| names.split_whitespace().any(is_of))
+    is_name(name) && !STAYS.iter().any(|names| is_among(names, name))
+}
+
+/// Returns true if a name is one of these, which blanks part and of which those that end with `*` are
+/// beginnings.
+pub(crate) fn is_among(names: &str, name: &str) -> bool {
+    let is_it = |known: &str| known.strip_suffix('*').map_or(known == name, |beginning| name.starts_with(beginning));
+    names.split_whitespace().any(is_it)
 }
 
 /// The variables of this process's environment that are passed on, by name. Values that are not text are left

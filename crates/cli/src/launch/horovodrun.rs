@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 
-use clap::Command;
+use clap::{Arg, Command};
 
 use ringpull_base::{Error, Result};
 
@@ -29,8 +29,8 @@ enum OptionMeaning {
 
 use OptionMeaning::{Elastic, IfElastic, Nothing, Option as Ours, Refused, Variable};
 
-/// The names of each option, the number of its values, and its meaning.
-const OPTIONS: [(&[&str], usize, OptionMeaning); 37] = [
+/// Its names, how many values follow, and what it is.
+const OPTIONS: [(&[&str], usize, OptionMeaning); 38] = [
     (&["-np", "--num-proc"], 1, Ours("--num-workers")),
     (&["-hostfile"], 1, Ours("--hostfile")),
     (&["--hosts"], 1, Ours("--hostfile")),
@@ -42,6 +42,7 @@ const OPTIONS: [(&[&str], usize, OptionMeaning); 37] = [
             "give each host's number of processes as its slots: a line `host slots=1` of the hostfile, or -H host1:1,host2:1",
         ),
     ),
+    (&["-x"], 1, Refused("give --env NAME or --env NAME=VALUE; other hosts get your environment by themselves")),
     (&["--p3"], 0, Nothing("it changes the order in which MXNet's workers send values, and no sum")),
     (&["--fusion-threshold-mb"], 1, Variable("RINGPULL_FUSION_BYTES", mib)),
     (&["--timeline-filename"], 1, Variable("RINGPULL_TIMELINE", same)),
@@ -134,7 +135,11 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
             _ => (text, None),
         };
         let Some((_, wanted, meaning)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name)) else {
-            let takes_value = value.is_none() && takes_value(launch, name);
+            if let Some((name, value)) = glued(launch, text) {
+                ours.extend([name.into(), value.into()]);
+                continue;
+            }
+            let takes_value = takes_value(launch, name)? && value.is_none();
             ours.push(word);
             if takes_value {
                 ours.extend(rest.next());
@@ -175,17 +180,37 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
     Ok((ours, warnings))
 }
 
-/// Returns true if the next word is the value of our option `name`.
-fn takes_value(launch: &Command, name: &str) -> bool {
-    let long = name.strip_prefix("--");
-    let short = name.strip_prefix('-').filter(|short| short.len() == 1).and_then(|short| short.chars().next());
-    launch.get_arguments().any(|arg| {
-        let is_it = match long {
-            Some(long) => arg.get_long() == Some(long),
-            None => short.is_some() && arg.get_short() == short,
-        };
-        is_it && arg.get_action().takes_values()
+/// Returns true if the next word is the value of this option of ours, or of the last of several short ones in
+/// one word. An error if there is no such option.
+fn takes_value(launch: &Command, name: &str) -> Result<bool> {
+    let option = match name.strip_prefix("--") {
+        Some("help") => return Ok(false),
+        Some(long) => launch.get_arguments().find(|arg| {
+            arg.get_long() == Some(long) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
+        }),
+        None if name == "-h" => return Ok(false),
+        None => name[1..].chars().map(|short| short_option(launch, short)).reduce(|all, last| all.and(last)).flatten(),
+    };
+    let takes = option.map(|option| option.get_action().takes_values());
+    takes.ok_or_else(|| {
+        Error::argument(
+            format!("launch has no option {name}"),
+            "see `ringpull launch --help`; the options of your program follow its name",
+        )
     })
+}
+
+fn short_option(launch: &Command, short: char) -> Option<&Arg> {
+    launch.get_arguments().find(|arg| arg.get_short() == Some(short))
+}
+
+/// A short option of ours and its value, if both are one word, such as `-n2`: clap would take it for the
+/// program, which may begin with a hyphen.
+fn glued<'a>(launch: &Command, word: &'a str) -> Option<(&'a str, &'a str)> {
+    let (name, value) = word.split_at_checked(2).filter(|(_, value)| !value.is_empty())?;
+    let takes = short_option(launch, name.chars().nth(1)?)?.get_action().takes_values();
+    let is_value = name == "-H" || value.starts_with(|c: char| c.is_ascii_digit());
+    (takes && is_value).then_some((name, value))
 }
 
 #[cfg(test)]
@@ -222,6 +247,10 @@ mod tests {
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --env RINGPULL_TIMEOUT=0 x",
             ),
             ("ringpull launch -n 2 -machinefile m x -f y", "ringpull launch -n 2 --hostfile m x -f y"),
+            ("ringpull launch -n2 -s1 -Ha:1,b:1 -qp 3 x -n4", "ringpull launch -n 2 -s 1 -H a:1,b:1 -qp 3 x -n4"),
+            ("ringpull launch --num-workers 2 -np 3 x", "ringpull launch --num-workers 2 --num-workers 3 x"),
+            ("ringpull launch -h", "ringpull launch -h"),
+            ("ringpull launch -n 2 -- -x a", "ringpull launch -n 2 -- -x a"),
         ] {
             let (words, warnings) = of(theirs).unwrap();
             assert_eq!(format!("ringpull launch {}", words.join(" ")), ours);
@@ -244,6 +273,11 @@ mod tests {
             ("ringpull launch --blacklist-cooldown-range 1", "--blacklist-cooldown-range without a value"),
             ("ringpull launch --fusion-threshold-mb much x", "RINGPULL_FUSION_BYTES"),
             ("ringpull launch --log-level loud x", "RINGPULL_LOG"),
+            ("ringpull launch -n 2 -x A=1 -- x", "--env NAME=VALUE"),
+            ("ringpull launch --nproc_per_node 2 x", "launch has no option --nproc_per_node"),
+            ("ringpull launch --num-workers 2 --map-by node -- x", "launch has no option --map-by"),
+            ("ringpull launch --nnodes=2 x", "launch has no option --nnodes"),
+            ("ringpull launch -c 2 x", "launch has no option -c"),
         ] {
             let error = of(text).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

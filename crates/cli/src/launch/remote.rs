@@ -82,8 +82,13 @@ pub(crate) fn check(hosts: &[SshHost], list: &HostList) -> Result<()> {
     for (host, answer) in hosts.iter().zip(call_all(hosts)?) {
         let words = match answer {
             Ok(TimedAnswer { output, .. }) if output.status.success() => continue,
-            Ok(TimedAnswer { output, .. }) if output.stderr.trim_ascii().is_empty() => output.status.to_string(),
-            Ok(TimedAnswer { output, .. }) => String::from_utf8_lossy(&output.stderr).trim().replace(['\r', '\n'], " "),
+            // A login shell that refuses says so on stdout.
+            Ok(TimedAnswer { output, .. }) => {
+                match [output.stderr, output.stdout].iter().find(|text| !text.trim_ascii().is_empty()) {
+                    Some(text) => String::from_utf8_lossy(text).trim().replace(['\r', '\n'], " "),
+                    None => output.status.to_string(),
+                }
+            }
             Err(cause) => cause,
         };
         let login = &host.login;

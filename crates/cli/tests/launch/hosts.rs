@@ -246,3 +246,16 @@ fn the_doctor_sees_hosts_as_a_job_does_and_names_what_stays_here() {
     );
     assert!(!found.iter().any(|found| found["check"] == "python"), "PATH is passed on: {text}");
 }
+
+#[test]
+fn a_login_that_is_refused_and_a_folder_that_is_missing_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let refusing = "echo 'This account is currently not available.'; exit 1";
+    let (_, said) = job(folder.path(), refusing, &["-n", "1", "-H", "ann@127.0.0.2"], &[], "true");
+    assert!(said.contains("cannot be reached by ssh: This account is currently not available."), "{said}");
+    if has_mpi() {
+        let variables = [("TMPDIR", "/nonexistent")];
+        let (_, said) = job(folder.path(), HERE, &["-n", "1", "-H", "ann@127.0.0.2"], &variables, "true");
+        assert!(said.contains("folder in /nonexistent: ") && said.contains("hint: set TMPDIR"), "{said}");
+    }
+}

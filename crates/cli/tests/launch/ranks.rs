@@ -273,3 +273,15 @@ fn a_job_outlives_the_login_under_nohup_and_servers_outlive_the_workers() {
     assert!(path.join("saved").exists() && !path.join("early").exists(), "{err}");
     drop(folder);
 }
+
+#[test]
+fn a_rank_may_launch_a_job_of_its_own() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let inner = format!("{} launch -n 2 --no-tag -- sh -c 'echo inner'", env!("CARGO_BIN_EXE_ringpull"));
+    let mut command = launch(&["-n", "1", "--no-tag", "--", "sh", "-c", &inner]);
+    let output = command.env("RINGPULL_QUIET", "1").output().unwrap();
+    assert!(output.status.success() && output.stdout == b"inner\ninner\n", "{output:?}");
+}

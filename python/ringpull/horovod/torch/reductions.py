@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...errors import ArgumentError
 from ..basics import Adasum, Average, Sum
 from ..operations import OPS, Operation, begin, check_sum, op_of
 from ..process_sets import ProcessSet, global_process_set
@@ -43,8 +44,9 @@ def _reduce_async(
     if op == Adasum:
         return _adasum_async(given, outs, name, prescale, postscale, process_set, is_single)
     if any(tensor.dtype == torch.bool for tensor in given):
-        raise ValueError("bool cannot be reduced\n  hint: give a tensor of numbers")
-    # Integers are scaled and divided here, so that everything rounds towards zero.
+        of = f" of {name}" if name else ""
+        raise ArgumentError(f"allreduce{of}: bool cannot be reduced\n  hint: give a tensor of numbers")
+    # The arithmetic of integers is made here: all of it rounds towards zero.
     integral = is_integral(given[0])
     if any(is_integral(tensor) != integral for tensor in given):
         raise ValueError("a group mixes integers and floating-point numbers\n  hint: reduce them apart")
