@@ -15,7 +15,7 @@ use crate::compare::Environment;
 use crate::cost::Links;
 use crate::link::LinkRate;
 use crate::record::Record;
-use crate::rounds::{self, Job, JobRunner, NextJob, Work};
+use crate::rounds::{self, Job, JobRunner, NextJob, RoundsOutcome, Work};
 use crate::statistics::Summary;
 use crate::text::several;
 use crate::variant::Variant;
