@@ -77,13 +77,13 @@ fn an_operation_waits_for_the_one_that_has_its_tag() {
         let topic = Topic::Collective { comm: u32::from(value.is_some()), set: Some(set.to_vec()), name: None };
         engines[rank].submit(topic, Operation::Push, Terms::default(), Submission::new(job)).unwrap();
     };
+    // The first operation has the number 1 among those of sets, and the last 1 + 16384.
+    let between = |rank: usize| {
+        let (done, ended) = unbounded();
+        (1..16384).for_each(|_| call(rank, [0, 2], None, &free, &done));
+        (1..16384).for_each(|_| drop(ended.recv().unwrap()));
+    };
     thread::scope(|scope| {
-        // The first operation has the number 1 among those of sets, and the last 1 + 16384.
-        let between = |rank: usize| {
-            let (done, ended) = unbounded();
-            (1..16384).for_each(|_| call(rank, [0, 2], None, &free, &done));
-            (1..16384).for_each(|_| drop(ended.recv().unwrap()));
-        };
         let unread = unbounded().0;
         call(1, [0, 1], Some(0), &gate, &done);
         call(0, [0, 1], Some(1), &free, &unread);
