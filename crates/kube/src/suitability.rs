@@ -336,7 +336,7 @@ mod tests {
 
     /// A row for each program. The columns are these kinds of job: train or trainjob, ps, mxjob, tfjob, job.
     /// `x` is an error, `?` a warning, `-` neither.
-    const TABLE: [(&str, &str); 41] = [
+    const TABLE: [(&str, &str); 43] = [
         ("python3 train.py", "-----"),
         ("python3 train.py --epochs 3 --data /train/dist_sync", "-----"),
         ("python3 train.py --kv-store local", "xxxx-"),

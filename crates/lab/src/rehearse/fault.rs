@@ -323,7 +323,7 @@ impl fmt::Display for Fault {
         }
         match self.at {
             Moment::Usual => Ok(()),
-            Moment::After(time) => write!(out, ", after {} s", time.as_secs_f64()),
+            Moment::After(time) => write!(out, ", after {} s", time.as_millis() as f64 / 1000.0),
             Moment::Step(step) => write!(out, ", at step {step}"),
         }
     }
