@@ -65,8 +65,8 @@ impl Rank {
     }
 }
 
-/// Runs `work` on ranks. `counts` has the number of devices of each. Every device has `len` elements of `rank
-/// + 1` times `unit`.
+/// Runs `work` on ranks. `counts` has the number of devices of each. Every device has `len` elements of
+/// `rank + 1` times `unit`.
 fn on_ranks<T: Send, W: Transport + Send + 'static>(
     config: &Config,
     (counts, wires): (&[usize], Vec<W>),

@@ -12,11 +12,10 @@
 //! ```
 //!
 //! *Turns.* Blocks are cut into segments of one length, except the last of each block. In turn `t`, for `d`
-//! from 1 to `n - 1`, rank `r` sends segment `t` of block `r + d` to rank `r + d`, and receives from rank `r
-//! - d` into segment `t` of block `n + r - d`; numbers of ranks are modulo `n`. As in `direct`, for each `d`
-//!   the messages are a permutation of the ranks. A segment is a part of the plan. Every block of a rank has
-//!   as many parts as the rank's longest block has segments. Parts behind the end of a shorter block are
-//!   empty.
+//! from 1 to `n - 1`, rank `r` sends segment `t` of block `r + d` to rank `r + d`, and receives from rank
+//! `r - d` into segment `t` of block `n + r - d`; numbers of ranks are modulo `n`. As in `direct`, for each
+//! `d` the messages are a permutation of the ranks. A segment is a part of the plan. Every block of a rank has
+//! as many parts as the rank's longest block has segments. Parts behind the end of a shorter block are empty.
 //!
 //! *How far ahead.* Without a limit all messages would leave at once. TCP does not divide a link evenly among
 //! `n - 1` flows: some blocks would be far ahead, and in the end few flows would be left, which do not keep

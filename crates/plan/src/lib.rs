@@ -5,7 +5,7 @@
 //!
 //! - `parts`: the division of a buffer; `plan`: moves and the meaning of a plan;
 //! - `ring`, `direct`, `turns`, `weighted`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`,
-//!   `late`, `alltoall`: one family of plans each, with an explanation at its beginning;
+//!   `alltoall`: one family of plans each, with an explanation at its beginning;
 //! - `rows`: the choice of plans for row-sparse tensors;
 //! - `schedule`: a plan cut into segments, with the dependencies of each message; the interpreter of
 //!   `ringpull-allreduce` runs it;
@@ -35,7 +35,6 @@
 //! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
 //! | allreduce in two racks | grows with the pieces | the same | `2 (m-1)/m S` to the `m` ranks of its rack, `S/m` across |
 //! | allreduce `ordered`, long | `2 (n-1)`, the pieces behind one another | twice the pieces, from the first and the last rank once | `2 S`, from the first and the last rank `S` |
-//! | allreduce `late`, long | `2 (n-1)`, the pieces behind one another | twice the pieces, from the late rank and the one before it once | `2 S`, from these two `S` |
 //! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |

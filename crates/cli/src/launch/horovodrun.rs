@@ -189,7 +189,7 @@ fn takes_value(launch: &Command, name: &str) -> Result<bool> {
             arg.get_long() == Some(long) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
         }),
         None if name == "-h" => return Ok(false),
-        None => name[1..].chars().map(|short| short_option(launch, short)).reduce(|all, last| all.and(last)).flatten(),
+        None => name[1..].chars().map(|short| short_option(launch, short)).reduce(Option::and).flatten(),
     };
     let takes = option.map(|option| option.get_action().takes_values());
     takes.ok_or_else(|| {
