@@ -52,7 +52,7 @@ impl Job for Broadcast {
 #[test]
 fn tags_repeat_after_16384_operations_and_sets_have_their_own() {
     assert_ne!(tag(7), tag(7 + 16383));
-    assert_eq!((tag(7), tag(OF_A_SET | 7)), (tag(7 + 16384), tag(OF_A_SET | 7 + 16384)));
+    assert_eq!((tag(7), tag(OF_A_SET | 7)), (tag(7 + 16384), tag(OF_A_SET | (7 + 16384))));
     assert!((0..40000).all(|stamp| tag(stamp) <= 32767 && tag(stamp) != tag(OF_A_SET | stamp)));
     assert_eq!((later(5, 3), later(OF_A_SET - 1, 2)), (8, 1), "never a set's");
 }
@@ -100,6 +100,6 @@ fn an_operation_waits_for_the_one_that_has_its_tag() {
         drop(open);
     });
     for value in [1, 2] {
-        assert_eq!(ended.recv().unwrap(), [value; LEN]);
+        assert_eq!(ended.recv().unwrap(), vec![value; LEN]);
     }
 }
