@@ -4,6 +4,7 @@ There are two workers, because a sum of two numbers is the same in both orders: 
 result depends on the order of the pushes, so there is one worker.
 """
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -16,8 +17,11 @@ mx = pytest.importorskip("mxnet")
 
 RUNNER = Path(__file__).with_name("run_mxnet.py")
 
+#: True to train with all default options too, which takes half an hour and up to 14 GB of memory.
+IS_WHOLE = bool(os.environ.get("WHOLE_PROGRAMS"))
+
 #: The seconds after which a job that hangs is killed.
-DEADLINE = 300
+DEADLINE = 3000 if IS_WHOLE else 300
 
 IMAGES = "example/image-classification"
 #: Each script with its arguments. Its defaults are kept, except for sizes that two cores can train in seconds.
@@ -35,6 +39,13 @@ SCRIPTS = {
         "example/gluon/image_classification.py",
         "--model mobilenet0.25 --dataset dummy --batch-size 2 --epochs 1 --mode imperative --log-interval 1",
     ),
+}
+#: Scripts with their default options, and the number of updates after which the training ends, if it would take days.
+WHOLE = {
+    "mnist": (f"{IMAGES}/train_mnist.py", "", None),
+    "lstm": ("example/rnn/bucketing/lstm_bucketing.py", "", None),
+    "cifar10": (f"{IMAGES}/train_cifar10.py", "", 2),
+    "imagenet": (f"{IMAGES}/train_imagenet.py", "--benchmark 1", 1),
 }
 SPARSE = "example/sparse/linear_classification/train.py"
 FACES = "recognition/arcface_mxnet"
@@ -68,7 +79,7 @@ def folder(tmp_path_factory):
     data = made / "data"
     data.mkdir()
     draw = np.random.RandomState(3)
-    for name, count in (("train", 512), ("t10k", 64)):
+    for name, count in (("train", 60000 if IS_WHOLE else 512), ("t10k", 64)):
         labels = draw.randint(0, 10, count)
         images = draw.randint(0, 64, (count, 28, 28)) + labels[:, None, None] * 16
         zipped(data / f"{name}-labels-idx1-ubyte.gz", (2049, count), labels)
@@ -139,6 +150,18 @@ def test_an_example_ends_with_the_bits_of_mxnets_own_servers(name, kind, checkou
     script, arguments = SCRIPTS[name]
     option = "--kvstore" if name == "gluon" else "--kv-store"
     compare(folder, ended, kind, checkout("mxnet") / script, arguments.split(), option)
+
+
+@pytest.mark.skipif(not IS_WHOLE, reason="WHOLE_PROGRAMS=1 trains with all default options")
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_sync_mpi", "dist_async"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_example_with_its_default_options_ends_with_the_bits_of_mxnets_own_servers(name, kind, checkout, folder, ended, monkeypatch):
+    if name == "imagenet" and kind != "dist_async":
+        pytest.skip("two workers with batches of 128 images need more than 24 GB")
+    script, arguments, updates = WHOLE[name]
+    if updates:
+        monkeypatch.setenv("CUT_AFTER", str(updates))
+    compare(folder, ended, kind, checkout("mxnet") / script, arguments.split())
 
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
