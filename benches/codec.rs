@@ -40,7 +40,7 @@ impl CodecBuffers {
     }
 }
 
-/// The measured steps; the residual takes part as the sum that is added to.
+/// The measured steps. `decode-add` adds to the residual, in place of a sum, and `decode sum` writes to it.
 const STEPS: [&str; 4] = ["encode", "decode-add", "sum of 8", "decode sum"];
 
 fn run(step: &str, codec: Codec, level: Level, buffers: &mut CodecBuffers) {

@@ -216,7 +216,9 @@ impl Job for Push {
     }
 
     fn part_update(&mut self, part: Range<usize>) -> Result<PartUpdate> {
-        let Update::Shard(optimizer) = &self.update else { return Err(Error::bug("a whole update has no part")) };
+        let Update::Shard(optimizer) = &self.update else {
+            return Err(Error::bug("a part of an update that is not sharded"));
+        };
         let value = self.slot.begin_with_value()?;
         let mut step = self.updates.begin_shard(optimizer, &self.slot.entry, part, value.bytes())?;
         self.old = Some(value);

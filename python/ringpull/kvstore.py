@@ -306,8 +306,8 @@ def kinds() -> list[str]:
 def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     """A NumPy array of zeros in memory that the ranks of one host share, for gradients.
 
-    With several ranks on a host, ``pushpull`` sums such arrays in place. It reads and writes other arrays piece by piece, through
-    a window of shared memory. Summing in place is faster for arrays of 128 KiB and more. :func:`torch.from_numpy` and
+    With several ranks on a host, ``pushpull`` sums such arrays in place. It copies other arrays piece by piece, through a window of
+    shared memory, unless ranks can read each other's memory. Summing in place is faster for arrays of 128 KiB and more. :func:`torch.from_numpy` and
     :func:`numpy.ndarray.view` keep the memory.
 
     A forked child gets a copy of the array, so its writes do not reach the parent, as with any other array. The copy is made at the fork,

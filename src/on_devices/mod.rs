@@ -8,10 +8,10 @@
 //! Compressed gradients are encoded on the devices if these have the codec. Otherwise the whole gradient
 //! passes through host memory (`coded`). In both cases the bits are those of `dist_sync_mpi` without devices.
 //!
-//! A push queues its work and returns. Outputs on devices are ready in the order of their streams, after
-//! their guards are free. Outputs in host memory are copied before the guard is free, and so before a push of
-//! kind `device` returns. Updaters and row-sparse gradients need the host: the value is copied there and
-//! back, and the thread that applies them waits for that.
+//! A push queues its work and returns. The guard of an output on a device is free when the work is queued;
+//! the output is ready in the order of its stream. An output in host memory is copied before its guard is
+//! free. With kind `device` that is before the push returns. Updaters and row-sparse gradients need the host:
+//! the value is copied there and back, and the thread that applies them waits for that.
 
 mod coded;
 mod detour;
@@ -281,8 +281,10 @@ impl Backend for OnDevices {
         if self.num_workers() == 1 {
             return Ok(0);
         }
-        Err(self
-            .unsupported("join", "no rank can stand in for pushes on devices: give each the same number of batches"))
+        Err(self.unsupported(
+            "join",
+            "a rank that has joined cannot add zeros to pushes on devices: give each rank the same number of batches",
+        ))
     }
 
     fn wait_all(&self) -> Result<()> {

@@ -17,7 +17,7 @@ pub enum Arithmetic {
     Parts,
     /// Truth values: `max` is logical OR; `min` and `product` are logical AND.
     Truth,
-    /// Unsigned integers: only sums and products, because their bits are those of the signed integers.
+    /// Unsigned integers: only sums and products, whose bits are the same as for signed integers.
     Wrapping,
     /// Elements that only travel: no reduction works on them.
     Nothing,
@@ -129,8 +129,8 @@ impl ElementType {
         self.width * self.dtype.size_bytes()
     }
 
-    /// Returns the shape in which a tensor of `shape` travels. A scalar whose elements are of several values
-    /// (`width`) travels as one row.
+    /// Returns the shape in which a tensor of `shape` travels. A scalar of a type with several values in an
+    /// element (`width`) travels as one row.
     pub fn travelling(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         if self.width > 1 {

@@ -2,8 +2,8 @@
 //!
 //! A helper takes part only in sums between hosts that are faster with it, as `auto` predicts
 //! (`ringpull_plan::Links`). Rank 0 asks all helpers over the control star when it begins such a sum. The
-//! other ranks begin theirs without a message to the helpers, and a helper's library keeps data that comes
-//! early. So only workers take part in the agreement, in frozen cycles and in their end.
+//! other ranks begin the sum without a message to the helpers, and a helper's library keeps data that comes
+//! early. So only workers take part in the agreement, in frozen cycles and in ending them.
 //!
 //! A helper is of no use in sums within a host, which use shared memory. A helper that shares a host with a
 //! worker has only a share of that worker's link. So helpers are idle unless every rank is on a host of its
@@ -25,7 +25,7 @@ use super::schedules::Sum;
 use crate::interpreter::Memory;
 use crate::transport::Stamp;
 
-/// The stamp of the messages by which ranks learn which of them are helpers.
+/// The stamp of the messages by which ranks learn whether all of them choose plans by `auto`.
 const FIRST: Stamp = 0;
 /// The least number of workers for which helpers save time.
 const WORKERS: usize = 3;
@@ -68,7 +68,7 @@ pub(super) struct Helpers {
 
 impl Helpers {
     /// Finds the helpers, which are the last `count` ranks, and checks if they can be of use. Later
-    /// collectives are without them. Collective.
+    /// collectives are without them. All ranks must call it.
     pub(super) fn find(executor: &mut Executor, count: usize, config: &Config) -> Result<Self> {
         if count == 0 {
             return Ok(Helpers::default());

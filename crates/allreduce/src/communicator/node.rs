@@ -18,8 +18,8 @@
 //! one meeting.
 //!
 //! If ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer outside the
-//! arenas is as good as one in an arena, except for a copy by the kernel. A buffer of any length needs two
-//! meetings.
+//! arenas is as good as one in an arena, except for a copy by the kernel. Two meetings are then enough for a
+//! buffer of any length.
 //!
 //! In an alltoall every rank first shows the lengths of its blocks. In the window a slot has room for a block
 //! to every other local rank, and each rank takes its blocks out of all slots.
@@ -227,7 +227,7 @@ impl Bytes {
 struct NodeStep {
     operation: Rc<NodeOperation>,
     work: Pin<Box<dyn Future<Output = Result<()>>>>,
-    /// The number of the window's rings at the last look.
+    /// The number of times that the window's bell had rung at the last look.
     rings: u32,
     /// The current wait, and the meeting that it waits for.
     wait: Option<(Option<u32>, WindowWait)>,
@@ -549,8 +549,8 @@ impl NodeOperation {
         if self.local_rank() < parts.count() { parts.range(self.local_rank()..self.local_rank() + 1) } else { 0..0 }
     }
 
-    /// Sums the ranks' inputs for `keepers`. Returns true if every local rank has the values that the owners'
-    /// `update` has computed from the sums, as is the case if all buffers are in arenas.
+    /// Sums the ranks' inputs for `keepers`. Returns true if every local rank already has the values that the
+    /// owners' `update` has computed from the sums. That is so if all buffers are reached.
     async fn reduce(
         &self,
         arithmetic: Arithmetic,
@@ -564,7 +564,7 @@ impl NodeOperation {
         }
         self.count(len_bytes);
         self.begin(len_bytes).await;
-        // A sum may be written to the buffer only if it belongs there.
+        // A sum may be written to the buffer only if the buffer is also the output.
         let may_be_reached = given.is_in_place || self.node.reach.reads_processes();
         let shown = if may_be_reached { self.node.reach.shown(from, len_bytes) } else { 0 };
         self.lane().show(shown);

@@ -14,8 +14,8 @@ use ringpull_base::buffer::region::Region;
 
 use crate::transport::peer_memory;
 
-/// The bit that marks a shown number as an address. Any other number is an offset in the rank's arena plus 1,
-/// or 0.
+/// The bit that marks a shown number as an address. Any other number is 0 (the memory is not reached), or 1
+/// plus an offset in the rank's arena.
 const IS_ADDRESS: u64 = 1 << 63;
 /// The bytes of mapped buffers that are summed in one go.
 const TAKEN_BYTES: usize = 512 << 10;
@@ -190,7 +190,7 @@ impl ReachedBuffers {
         if let Some(place) = self.mapped(local_rank) {
             return Ok(place.wrapping_add(range.start));
         }
-        assert!(range.len() <= self.taken_bytes, "a copy has a room of its own");
+        assert!(range.len() <= self.taken_bytes, "a copy fits into its room");
         let room = self.room(local_rank);
         // SAFETY: the room is this local rank's, and is long enough.
         unsafe { self.read(local_rank, range, room) }.map(|()| room.cast_const())

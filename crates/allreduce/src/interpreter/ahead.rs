@@ -7,15 +7,15 @@
 //! receive it. By then the peer has received all that the operation sent before it.
 //!
 //! The peer's answer comes a round trip later, through a queue that may be long. Only the window waits for
-//! the answer. An operation that will change the bytes goes on at once, as a synchronous message is sent from
-//! a copy (except of memory that the processor may not touch). Among the last [`UNASKED_BYTES`] of an
-//! operation, no message is synchronous until twice that number was sent without an answer: otherwise the
-//! operation would end a round trip later.
+//! the answer. An operation that will change the bytes goes on at once, because a synchronous message is sent
+//! from a copy (unless the processor may not touch the memory). Within the last [`UNASKED_BYTES`] of an
+//! operation the limit is twice as high: a message is synchronous only after twice [`UNASKED_BYTES`] without
+//! a synchronous message. Otherwise the operation would end a round trip later.
 //!
-//! So a peer keeps at most [`WINDOW`] + 1 times [`UNASKED_BYTES`] of one operation of any length, and
-//! [`WINDOW`] messages. Of many short operations, which consist only of such an end, it keeps at most twice
-//! [`WINDOW`] times [`UNASKED_BYTES`] together. Messages of operations that sent no synchronous message come
-//! on top: less than twice [`UNASKED_BYTES`] of each, and mostly far less.
+//! So of one operation, however long, a peer keeps at most ([`WINDOW`] + 1) * [`UNASKED_BYTES`], plus
+//! [`WINDOW`] messages. A short operation consists only of these last bytes, so of many short operations
+//! together the peer keeps at most 2 * [`WINDOW`] * [`UNASKED_BYTES`]. Operations that sent no synchronous
+//! message themselves come on top of this, each with less than 2 * [`UNASKED_BYTES`], and mostly far less.
 
 use crate::transport::SendMode;
 
@@ -26,7 +26,7 @@ pub(super) const WINDOW: usize = 4;
 /// waits 64 ms for its turn on a busy processor. With many tensors on such hosts, half this number cost a
 /// twentieth of the time, and twice the number gained nothing.
 pub(super) const UNASKED_BYTES: usize = 2 << 20;
-/// The bytes for which a short message counts: the library keeps a record of each.
+/// The least bytes that a message counts for, because the library keeps a record of each message.
 const LEAST_BYTES: usize = 1 << 10;
 
 /// The messages on their way to one peer, of all operations.

@@ -17,8 +17,8 @@ use crate::interpreter::scratch::Scratch;
 /// # Safety
 /// It has the bytes of every message of its schedule. The transport can read at the addresses that `outgoing`
 /// returns and write at those that `incoming` returns, and nobody else uses them, until the endpoint is
-/// notified that their message is done. After an error that holds for ever if the endpoint is never dropped.
-/// It is never called again then, so data that it borrows need not live on.
+/// notified that their message is done. After an error the addresses stay valid for ever, if the endpoint is
+/// never dropped. The endpoint is not called after an error, so other data that it borrows need not live on.
 pub unsafe trait Endpoint {
     /// The bytes that a message has on the wire.
     fn wire_bytes(&self, message: &Message) -> usize {

@@ -282,7 +282,7 @@ impl Flight {
                 let peer = self.schedule.into[message.lane as usize].peer;
                 endpoint.received(message, peer, place, scratch)
             }
-            _ => unreachable!("a room is the flight's in host memory, and otherwise its endpoint's"),
+            _ => unreachable!("in host memory a room is the flight's own, otherwise it is the endpoint's"),
         }
     }
 

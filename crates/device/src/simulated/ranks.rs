@@ -34,7 +34,7 @@ pub(super) fn host(health: &Arc<Health>) -> Result<UniqueId> {
         let health = Arc::clone(health);
         let serve = move || {
             if let Err(cause) = serve(&listener, &health) {
-                tracing::debug!(%cause, "simulated devices of several ranks parted");
+                tracing::debug!(%cause, "simulated devices of several ranks were disconnected");
             }
         };
         thread::Builder::new().name("ringpull-simhub".to_owned()).spawn(serve)?;

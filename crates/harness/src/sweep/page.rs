@@ -61,8 +61,8 @@ pub fn render(sweeps: &[Sweep]) -> String {
         - A time runs from a barrier to the end of the slowest rank. It is the median of the jobs' medians. The spread behind it is half \
         of their interquartile range; if that is 20 % or more, the quartiles are given instead.\n\
         - The ratio is the best other's time over ours: above 1 ours is faster. The best other is picked in each row, after the fact.\n\
-        - *(lost)* marks a row where each job of another took less time than any of ours, and the medians differ by more than 2 %. By \
-        chance alone, each job of another takes less time once in 70 times with four jobs each, and once in 6 times with two.\n\
+        - *(lost)* marks a row where every job of another program took less time than any of ours, and the medians differ by more than \
+        2 %. By chance alone that happens to a row once in 70 times with four jobs of each program, and once in 6 times with two.\n\
         - The bound counts bytes on the links. Up to 1 MiB it is left out: the first burst of a link carries much of such a payload.\n\
         - Before each iteration there is a rest, so the shaper of a link has always saved up the same burst. Without a rest, a slow \
         barrier would make the next sum look fast.\n\

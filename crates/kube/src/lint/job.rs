@@ -234,8 +234,8 @@ impl<'a> MpiJobSpec<'a> {
         self.key.text().unwrap_or("/root/.ssh").trim_end_matches('/')
     }
 
-    /// Returns the user of a role: the pod's, or root if the key is in root's folder. Else the image decides,
-    /// or a command that changes the user.
+    /// Returns the user of a role: the pod's, or root if the key is in root's folder. Returns `None` if the
+    /// image decides, or a command that changes the user.
     pub(super) fn user(&self, role: &RoleView) -> Option<i64> {
         let changes =
             |word: &String| ["sudo", "su", "runuser", "gosu"].contains(&word.rsplit('/').next().unwrap_or(""));
@@ -282,7 +282,7 @@ impl<'a> RoleView<'a> {
         self.raw_words().into_iter().flat_map(apart).collect()
     }
 
-    /// The variables whose values the object holds.
+    /// The variables whose values are written in the object itself (`value`, not `valueFrom`).
     pub(super) fn variables(&self) -> Vec<(String, String)> {
         let value = |(name, at): (&str, Node)| Some((name.to_owned(), at.get("value").text()?.to_owned()));
         self.env().into_iter().filter_map(value).collect()

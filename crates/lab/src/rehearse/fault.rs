@@ -187,7 +187,7 @@ fn fault(entry: &FaultEntry) -> std::result::Result<Fault, String> {
         return Err(format!("{name} takes no `for`"));
     }
     if at.is_some() && what.is_from_the_start() {
-        return Err(format!("{name} takes no `at`: it is from the start"));
+        return Err(format!("{name} takes no `at`: the fault is there from the start of the job"));
     }
     if to.is_some() && name != "slow" {
         return Err("`to` is for slow".to_owned());

@@ -237,7 +237,7 @@ class _AdasumMember(Member):
         """Does nothing: gradients do not travel."""
 
     def begin_step(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        raise ValueError("this step was taken before the optimizer was wrapped, and Adasum does not combine it\n  hint: call the step of the wrapped optimizer")
+        raise ValueError("this method step was read from the optimizer before the optimizer was wrapped, so Adasum would not combine what it does\n  hint: call the step of the wrapped optimizer")
 
     def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         reduction: Any = self.gradients.reduction
