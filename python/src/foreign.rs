@@ -102,6 +102,10 @@ impl Named {
     }
 }
 
+fn immutable(py: Python<'_>) -> PyErr {
+    argument(py, "a JAX array as an output, which nothing may change", "give a NumPy array")
+}
+
 /// Dense elements, in C order, in memory of another library.
 pub(crate) struct Foreign {
     element: &'static ElementType,
@@ -133,6 +137,7 @@ impl Foreign {
             match Self::by_buffer(object, access) {
                 // Arrays of CuPy and JAX have the buffer protocol, but it refuses arrays on a GPU.
                 Err(_) if ready::is_elsewhere(object) => {}
+                Err(_) if access == Access::Write && ready::is_immutable(object)? => return Err(immutable(py)),
                 Err(error) => return Self::by_integers(object, access)?.ok_or(error),
                 borrowed => return borrowed,
             }
@@ -141,7 +146,7 @@ impl Foreign {
         let own_method = if writing { "to_dlpack_for_write" } else { "to_dlpack_for_read" };
         if object.hasattr("__dlpack__")? {
             if writing && ready::is_immutable(object)? {
-                return Err(argument(py, "a JAX array as an output, which nothing may change", "give a NumPy array"));
+                return Err(immutable(py));
             }
             let place = ready::place_of(object, devices)?;
             let capsule = ready::capsule_of(object, &place)?;
@@ -271,9 +276,6 @@ impl Foreign {
         }
         let name: String = dtype.getattr("name")?.extract()?;
         let Some(element) = ElementType::of_name(&name) else { return Err(unknown_dtype(object, &name)) };
-        if access == Access::Write && ready::is_immutable(object)? {
-            return Ok(None);
-        }
         let array = object.py().import("numpy")?.call_method1("asarray", (object,))?;
         let integers = array.call_method1("view", (format!("i{}", element.size_bytes()),))?;
         Ok(Some(Foreign { element, ..Self::by_buffer(&integers, access)? }))

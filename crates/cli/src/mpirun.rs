@@ -285,7 +285,7 @@ fn is_of_outer_job(name: &OsStr) -> bool {
                          OMPI_MCA_orte_local_daemon_uri OMPI_MCA_orte_num_nodes OMPI_MCA_orte_precondition_transports \
                          OMPI_MCA_orte_top_session_dir PMIX_*";
     std::env::var_os("OMPI_UNIVERSE_SIZE").is_some()
-        && name.to_str().is_some_and(|name| environment::is_among(NAMES, name))
+        && name.to_str().is_some_and(|name| environment::is_among(NAMES, name) && !name.starts_with("PMIX_MCA_"))
 }
 
 /// Divides variables, of which the last of a name counts, into the names of those that have their values from

@@ -27,30 +27,43 @@ pub(super) fn is_mpirun(word: &str) -> bool {
 /// Options of `mpirun` and `horovodrun` without a value, without their dashes.
 const FLAGS: &str = "allow-run-as-root oversubscribe nooversubscribe report-bindings tag-output timestamp-output \
     display-map display-allocation verbose v q quiet nolocal pernode bycore byslot bynode use-hwthread-cpus \
-    leave-session-attached debug-daemons enable-recovery continuous do-not-launch gloo mpi disable-cache \
-    genvall genvnone envall envnone prepend-rank l print-all-exitcodes";
+    leave-session-attached debug-daemons enable-recovery disable-recovery continuous do-not-launch gloo mpi tcp \
+    disable-cache genvall genvnone envall envnone prepend-rank l print-all-exitcodes print-rank-map version V h \
+    help merge-stderr-to-stdout display-devel-map noprefix bind-to-core bind-to-socket bind-to-none autotune \
+    no-stall-check hierarchical-allreduce hierarchical-allgather";
 
 /// Options with two values.
 const PAIRS: &str = "mca gmca omca prtemca pmixmca genv env";
 
-/// The options of the first `mpirun` of a command with their values: its words up to the program, and those
-/// after a `:` up to the next one. `None` if the command runs no `mpirun`.
+/// Returns the options of the first `mpirun` that starts a program, with their values: its words up to the
+/// program, and those after a `:` up to the next one. Without a program, as in `mpirun --version`, they are
+/// those of the first `mpirun`. Returns `None` if the command runs no `mpirun`.
 pub(super) fn mpirun_options(words: &[String]) -> Option<Vec<&str>> {
-    let start = words.iter().position(|word| is_mpirun(word))?;
-    let mut all = words[start + 1..].iter().map(String::as_str).take_while(|word| *word != ";");
-    let (mut own, mut in_program) = (Vec::new(), false);
+    let runs = words.iter().enumerate().filter(|(_, word)| is_mpirun(word)).map(|(at, _)| options_of(&words[at + 1..]));
+    let mut runs: Vec<(Vec<&str>, bool)> = runs.collect();
+    let at = runs.iter().position(|(_, has_program)| *has_program).unwrap_or(0);
+    (at < runs.len()).then(|| runs.swap_remove(at).0)
+}
+
+/// Returns the options of an `mpirun` that these words follow, and true if they name a program.
+fn options_of(words: &[String]) -> (Vec<&str>, bool) {
+    let mut all = words.iter().map(String::as_str).take_while(|word| *word != ";").peekable();
+    let (mut own, mut in_program, mut has_program) = (Vec::new(), false, false);
     while let Some(word) = all.next() {
         // A shell may put options in the place of a variable.
         in_program = word != ":" && (in_program || !word.starts_with(['-', '$']));
+        has_program |= in_program;
         if in_program {
             continue;
         }
         own.push(word);
         let is_in = |list: &str| list.split_whitespace().any(|name| name == word.trim_start_matches('-'));
         let is_complete = !word.starts_with('-') || word.starts_with("--") && word.contains('=') || is_in(FLAGS);
-        own.extend(all.by_ref().take(if is_complete { 0 } else { 1 + usize::from(is_in(PAIRS)) }));
+        for _ in 0..if is_complete { 0 } else { 1 + usize::from(is_in(PAIRS)) } {
+            own.extend(all.next_if(|value| !value.starts_with('-')));
+        }
     }
-    Some(own)
+    (own, has_program)
 }
 
 /// The words of a shell's script, without quotes and comments, and with `;` between its commands.
@@ -160,6 +173,8 @@ mod tests {
             ("mpirun -n 2 a ; mpirun -n 4 b", "-n 2"),
             ("horovodrun -np 2 --gloo -H a:1,b:1 python -v 1", "-np 2 --gloo -H a:1,b:1"),
             ("mpirun -mca", "-mca"),
+            ("mpirun --version ; which mpirun ; mpirun --unknown -x A -np 8 python a", "--unknown -x A -np 8"),
+            ("horovodrun --tcp -np 8 python a -np 1", "--tcp -np 8"),
         ] {
             assert_eq!(mpirun_options(&words(command)).unwrap().join(" "), own, "{command}");
         }

@@ -14,8 +14,8 @@
 //! Until then they are held. Held operations delay only later operations of their topics and jobs that run
 //! alone.
 //!
-//! An operation of a process set begins at once, unless another has its tag, and no operation waits for it: its ranks begin it between
-//! operations of all ranks, and each rank does so when it receives the launch.
+//! The ranks of a process set begin its operation between operations of all ranks, each when it receives the
+//! launch. Operations that have the same tag are not under way together.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -149,9 +149,8 @@ impl CommThread<'_> {
     /// Returns true if the messages of an operation under way could be taken for those of the command. That
     /// operation ends without the command: every rank has called it or will.
     fn shares_tag(&self, command: &Command) -> bool {
-        let Command::Run(launched) = command else { return false };
-        let own = tag(launched.launch.number);
-        self.running.iter().any(|running| !running.is_done() && tag(running.launch.number) == own)
+        let is_of = |own: u32| self.running.iter().any(|it| !it.is_done() && tag(it.launch.number) == own);
+        tag_of(command).is_some_and(is_of)
     }
 
     /// Takes the first held command that may begin. The commands that it passes keep their places.
@@ -177,7 +176,11 @@ impl CommThread<'_> {
         // rank has.
         let waits_for_running = command.needs_earlier() || self.shared.elastic.is_some();
         (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
-            || self.held.iter().take(place).flat_map(Command::jobs).any(|(topic, _)| is_of(topic))
+            || self
+                .held
+                .iter()
+                .take(place)
+                .any(|held| held.jobs().any(|(topic, _)| is_of(topic)) || share_tag(held, command))
             || self.shares_tag(command)
             || (matches!(command, Command::Stop) && !self.held_of_sets.is_empty())
     }
@@ -562,6 +565,14 @@ impl CommThread<'_> {
         jobs.into_iter().for_each(|job| self.shared.abandon(job, fault));
         self.shared.running.lock().clear();
     }
+}
+
+fn tag_of(command: &Command) -> Option<u32> {
+    if let Command::Run(launched) = command { Some(tag(launched.launch.number)) } else { None }
+}
+
+fn share_tag(one: &Command, other: &Command) -> bool {
+    tag_of(one).is_some_and(|tag| tag_of(other) == Some(tag))
 }
 
 impl RunningOperation {

@@ -87,7 +87,7 @@ impl Inproc {
     fn deliver(&mut self, peer: usize, tag: u32, posted: &PostedReceive, message: QueuedMessage) -> Result<()> {
         let data = &message.data[..];
         if data.len() != posted.into.len() {
-            let what = format!("{} bytes of operation {tag} instead of {} bytes", data.len(), posted.into.len());
+            let what = format!("{} bytes with tag {tag} instead of {} bytes", data.len(), posted.into.len());
             return Err(Error::protocol(self.rank, format!("rank {peer}"), what));
         }
         // SAFETY: the poster of the receive keeps `into` valid and untouched until its token is returned.

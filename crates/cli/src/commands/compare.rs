@@ -206,9 +206,9 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         results.verdict = verdict::sentences(&results);
         results
     };
-    let progress = Progress::start("looking for what is to be compared");
+    let (progress, is_resumed) = (Progress::start("looking for what is to be compared"), !known.is_empty());
     let found = rounds::run(&mut runner, &variants, &vec![jobs; args.rounds], known, &mut |found, step| {
-        if step.begins == Some(2) {
+        if step.begins == Some(2) && !is_resumed {
             let first = table::render(&compared(found, 1));
             progress.result(format!("after round 1 of {}:\n\n{first}", args.rounds));
         }

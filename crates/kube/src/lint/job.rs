@@ -273,10 +273,11 @@ impl<'a> RoleView<'a> {
     /// Returns the words of the container's program, and those of the scripts in it.
     pub(super) fn words(&self) -> Vec<String> {
         fn apart(word: String) -> Vec<String> {
+            let ends_a_word = |c: char| c.is_whitespace() || ";&|(`\"'".contains(c);
             let starts = |word: &str| {
                 is_mpirun(word) || ["sshd", "ringpull", "sleep"].map(Some).contains(&word.rsplit('/').next())
             };
-            let is_script = word.contains(char::is_whitespace) && word.split([' ', '\n', ';', '"', '\'']).any(starts);
+            let is_script = word.contains(char::is_whitespace) && word.split(ends_a_word).any(starts);
             if is_script { script_words(&word).into_iter().flat_map(apart).collect() } else { vec![word] }
         }
         self.raw_words().into_iter().flat_map(apart).collect()

@@ -152,7 +152,9 @@ fn server(job: &MpiJobSpec, findings: &mut Findings) {
     let is_shell = |word: &&String| word.starts_with('-') || word.ends_with("sh") && !word.contains(' ');
     let program = words.iter().find(|word| !is_shell(word)).map_or("", |word| word.rsplit('/').next().unwrap_or(""));
     let others = ["sleep", "tail", "python", "python3", "torchrun"];
-    let has_sshd = words.iter().any(|word| word.contains("sshd"));
+    let is_sshd = |word: &String| word.contains("sshd") || word.ends_with("init.d/ssh") || word.ends_with("dropbear");
+    let has_sshd =
+        words.iter().any(is_sshd) || words.windows(2).any(|pair| pair[0].ends_with("service") && pair[1] == "ssh");
     if worker.has_command() && !has_sshd && (others.contains(&program) || is_mpirun(program)) {
         findings.add(
             "no-sshd",

@@ -5,7 +5,7 @@ use ringpull_base::{Kind, closest};
 
 use super::Findings;
 use super::job::{Job, MpiJobSpec, RoleView};
-use crate::command::{example, is_mpirun, store_of};
+use crate::command::{example, is_mpirun, script_words, store_of};
 use crate::suitability::{Need, PeerSetup, misfits, needs};
 
 /// Checks the programs of jobs in which all pods run the same command.
@@ -36,7 +36,8 @@ pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
 }
 
 pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
-    let words = job.launcher.words();
+    let apart = |word: String| if word.contains(char::is_whitespace) { script_words(&word) } else { vec![word] };
+    let words: Vec<String> = job.launcher.words().into_iter().flat_map(apart).collect();
     let starts_ranks = words.iter().any(|word| is_mpirun(word)) || launch_words(&words).is_some();
     let alone = starts_ranks && job.ranks() > 1;
     let at = job.launcher_words();
