@@ -260,7 +260,7 @@ fn communicators_and_process_sets_of_before_a_loss_are_errors_and_new_ones_have_
 
 #[test]
 fn what_cannot_go_on_after_a_loss_is_refused_before_one() {
-    let all = [(0, "join", "RINGPULL_ELASTIC"), (1, "other", "all or none"), (1, "ended", "2 0")];
+    let all = [(0, "join", "RINGPULL_ELASTIC"), (1, "other", "or none does"), (1, "ended", "2 0")];
     ended_with(2, "kind=refused", &[], &all);
 }
 
