@@ -59,5 +59,5 @@ def test_an_array_of_jax_goes_in_and_comes_out_of_an_array_of_numpy():
         store.init("k", value)
         store.pushpull("k", [value, value], out)
         assert (out == 2 * np.arange(6).reshape(2, 3)).all()
-        with pytest.raises(ringpull.ArgumentError, match="writable|read-only"):
+        with pytest.raises(ringpull.ArgumentError, match="a JAX array as an output"):
             store.pull("k", value)
