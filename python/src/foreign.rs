@@ -268,7 +268,7 @@ impl Foreign {
     /// An array of NumPy or JAX in host memory whose element type is of `ml_dtypes`, such as `bfloat16`. The
     /// buffer protocol has no format for these, so the memory is seen as integers of their length.
     fn by_integers(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Option<Self>> {
-        /// What `isbuiltin` of NumPy says of a type that another package has registered.
+        /// Value of NumPy's `isbuiltin` for a type that another package has registered.
         const REGISTERED: u8 = 2;
         let Ok(dtype) = object.getattr("dtype") else { return Ok(None) };
         if dtype.getattr("isbuiltin").and_then(|kind| kind.extract()).ok() != Some(REGISTERED) {

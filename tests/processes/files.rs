@@ -18,9 +18,9 @@ const REDIRECT: &str = concat!(
 /// The output of one process. While it runs, the last line of each stream may be unfinished.
 #[derive(Debug, Clone, Default)]
 pub struct Written {
-    /// What the process wrote to stdout.
+    /// Output of the process on stdout.
     pub out: String,
-    /// What the process wrote to stderr.
+    /// Output of the process on stderr.
     pub err: String,
 }
 

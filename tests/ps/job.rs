@@ -17,7 +17,7 @@ pub(crate) struct Job {
     is_elastic: bool,
 }
 
-/// How a node ended.
+/// End of a node.
 pub(crate) struct End {
     pub(crate) name: String,
     pub(crate) code: Option<i32>,

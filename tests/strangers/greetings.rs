@@ -38,7 +38,7 @@ pub(crate) const WRONG_SECRET: [u8; VERDICT] = {
     verdict
 };
 
-/// What a stranger claims to be.
+/// Identity that a stranger claims.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GivenName {
     /// The name of the node that the stranger claims to be.

@@ -57,7 +57,7 @@ enum RankPhase {
     Pending(RunTo),
 }
 
-/// Whether a rank has data left or has joined.
+/// State of a rank: it has data left, or it has joined.
 #[derive(Clone, Copy, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
 enum DataState {
